@@ -2,13 +2,14 @@
 
 Source: github.com/pytorch/pytorch, benchmarks/distributed/ddp/benchmark.py. Unchanged: fp32, SGD, 32 images per GPU,
 broadcast_buffers off, one GPU without DDP and with it, then 2, 4 … GPUs of a node, then whole nodes; percentiles of the
-step time over all steps of all ranks. Changed: arms take turns in rounds, so that ratios of arms have intervals.
+step time over all steps of all ranks, of several nodes at a size that fits one those of the first. Changed: arms take
+turns in rounds, so that ratios of arms have intervals.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,43 +17,35 @@ import msgspec
 import numpy as np
 
 from pytest_ddpscale.families.image import ImageFamily
-from pytest_ddpscale.judge.metrics import groups, merged
+from pytest_ddpscale.judge.metrics import groups
 from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.report.where_time_goes import step_time_percentiles_ms
 from pytest_ddpscale.run.block import STEP_S
-from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.suites.ddp_benchmark import (
     COLUMNS,
-    CONFIGURATION,
     FILE_NAME,
-    GPUS_PER_MACHINE,
     NO_DDP,
-    RESULTS,
     DdpBenchmark,
+    DdpBenchmarkFile,
     DdpBenchmarkResult,
-    benchmark_lines,
-    overheads,
+    printed,
     size_name,
     size_rows,
 )
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, image_model, several, whole
-from pytest_ddpscale.suites.results import Column, Results, Row, Rows
+from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, above_zero, image_model, several, whole
+from pytest_ddpscale.suites.results import Column, Results, Rows
+from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.command_parser import adder
-from pytest_ddpscale.util.document import Line, Listing, Section
 
-MODELS = ("resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d")
-BATCH_SIZE = 32
 # The benchmark's only setting that differs from torch's defaults.
 AS_THERE = Variant(broadcast_buffers=False)
-_RATIOS = (
-    Column("samples_per_s_per_gpu", "img/s per GPU", "{:.1f}", bare=True),
-    Column("against_no_ddp", "Against no ddp", "{:.3f}×"),
-    Column("against_bucket_25", "Against 25 MiB", "{:.3f}×"),
+_NOTES = (
+    "Ratio: throughput over that of one GPU without DDP, of another bucket_cap_mb over that of 25 on as many GPUs, in "
+    "the same rounds.",
 )
+Found = dict[Arm, DdpBenchmarkResult]
 
 
 class PytorchDdp(Suite):
@@ -64,148 +57,99 @@ class PytorchDdp(Suite):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for models, batch and buckets, so that it also runs on small machines."""
         add = adder(parser)
-        add("--models", "M1,M2", several(image_model), "torchvision models", ",".join(MODELS))
-        add("--batch", "N", whole(MOST_BATCH), "images per GPU", BATCH_SIZE)
+        models = "resnet50,resnet101,resnext50_32x4d,resnext101_32x8d"
+        add("--models", "M1,M2", several(image_model), "torchvision models", models)
+        add("--batch", "N", whole(MOST_BATCH), "images per GPU", 32)
         add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
-        add("--bucket-sizes", "MB,MB", several(_bucket_size),
-            "bucket_cap_mb to compare with 25 MiB on all ranks, such as 1,5,10,50,100")  # fmt: skip
-        parser.add_argument("--buckets-at-every-size", action="store_true",
-            help="also compare them on one GPU, two, four …")  # fmt: skip
+        told = "bucket_cap_mb to compare with 25 MiB at every size, such as 1,5,10,50,100"
+        add("--bucket-sizes", "MB,MB", several(above_zero), told)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each model."""
         batch, number = arguments.batch, nodes.machine.cluster.nodes
         buckets = sorted({*(arguments.bucket_sizes or ())} - {USUAL_BUCKET_CAP_MB})
-        arms = [*arms_of(nodes.ranks_per_node, number, batch, buckets, arguments.buckets_at_every_size)]
+        arms = [*arms_of(nodes.ranks_per_node, number, batch, buckets)]
         studies = (
             nodes.study(Workload(model, ImageFamily(model, arguments.image_size, "contiguous"), "fp32", batch), arms)
             for model in arguments.models
         )
         return nodes.plan(studies, survey=not nodes.is_cpu or number > 1)
 
-    def unfit_of(self, surveys: Sequence[Survey]) -> dict[str, str]:
-        """Hosts whose topology differs from the first host's; the original benchmark refuses them too."""
-        first = surveys[0].topology if surveys else ""
-        return {one.host: "its topology differs from the first node's" for one in surveys if one.topology != first}
-
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each model, size and bucket."""
-        plan, rows, listings = measured.plan, list[Row](), list[str]()
-        for study in plan.studies:
-            of_study = [*_rows(measured, study)]
-            usual = [row for row in of_study if row["bucket_cap_mb"] is None]
-            rows += of_study
-            if usual:
-                listings.append("\n".join(benchmark_lines(study.workload.name, study.workload.batch_size, usual)))
-        versions = measured.versions
-        said = (
-            f"PyTorch version: {versions.get('torch', 'unknown')}", f"CUDA version: {versions.get('cuda', 'none')}",
-            f"Distributed backend: {_backend(plan)}",
+        plan = measured.plan
+        found = {study: _results(measured, study) for study in plan.studies}
+        models = [_rows(measured, study, of) for study, of in found.items() if of]
+        rows = [row for of_model in models for row in of_model]
+        files = _files(measured, found)
+        usual = [[row for row in of_model if row["bucket_cap_mb"] is None] for of_model in models]
+        topologies = dict.fromkeys(one.topology for one in measured.evidence.surveys.values() if one.topology)
+        more = [printed(files[FILE_NAME], usual, topologies)] if FILE_NAME in files else []
+        columns = [*COLUMNS, Column("ratio", "Ratio", "{:.3f}×")]
+        table = Rows("pytorch-ddp", "Sizes and buckets", columns, rows, 3, _NOTES)
+        told = f"{len(models)} of {len(found)} models measured"
+        return Results(
+            "PyTorch's DDP benchmark", [told], [table], measured.problems(), more=more,
+            files={name: msgspec.to_builtins(file) for name, file in files.items()},
         )  # fmt: skip
-        topologies = [one.topology for one in measured.evidence.surveys.values() if one.topology][:1]
-        told = Section("As the benchmark prints it", [*map(Line, said), *map(Listing, (*topologies, *listings))])
-        table = Rows("pytorch-ddp", "Sizes and buckets", [*COLUMNS, *_RATIOS], rows, 3, [*overheads(rows)])
-        findings = [f"{len({row['model'] for row in rows})} of {len(plan.studies)} models measured"]
-        files = _files(measured)
-        return Results("PyTorch's DDP benchmark", findings, [table], measured.problems(), more=[told], files=files)
 
 
-def _bucket_size(text: str) -> float:
-    try:
-        size = float(text)
-    except ValueError:
-        size = 0.0
-    if not 0 < size <= 10**5:
-        raise ValueError("sizes in MiB such as 1,5,50, above 0 and up to 100000")
-    return size
-
-
-def _backend(plan: Plan) -> str:
-    return "nccl" if plan.device_type == "cuda" else "gloo"
-
-
-def arms_of(
-    ranks_per_node: int, nodes: int, batch: int, buckets: Sequence[float], every_size: bool = False
-) -> Iterator[Arm]:
-    """One GPU without DDP and with it, 2, 4 … of a node, whole nodes; bucket sizes on all ranks or at every size."""
+def arms_of(ranks_per_node: int, nodes: int, batch: int, buckets: Sequence[float]) -> Iterator[Arm]:
+    """One GPU without DDP and with it, 2, 4 … of a node, whole nodes; then each other bucket size at every size."""
     sizes = [2**power for power in range(ranks_per_node.bit_length()) if 2**power < ranks_per_node]
     sizes += [ranks_per_node * count for count in range(1, nodes + 1)]
     yield Arm("alone", 1, batch)
-    for size in sizes:
-        yield Arm("ddp", size, batch, variant=AS_THERE)
-    for size in sizes if every_size else sizes[-1:]:
-        for megabytes in buckets:
-            yield Arm("ddp", size, batch, variant=replace(AS_THERE, bucket_cap_mb=megabytes))
+    for variant in (AS_THERE, *(replace(AS_THERE, bucket_cap_mb=megabytes) for megabytes in buckets)):
+        yield from (Arm("ddp", size, batch, variant=variant) for size in sizes)
 
 
-def _rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
-    """Rows of arms that have steps; each beside one GPU without DDP, or beside the usual bucket on as many ranks."""
-    layout, columns = measured.plan.layout, measured.evidence.columns
-    times, alone = dict[Arm, dict[int, float]](), study.arms[0]
+def _results(measured: MeasuredSuite, study: Study) -> Found:
+    """Steps of each rank, from the rounds in which all ranks kept equally many; without arms that have none."""
+    found = Found()
     for arm in study.arms:
-        if in_ms := step_time_percentiles_ms(merged(columns, study.id, arm, layout)):
-            times[arm] = {p: value / 1000.0 for p, value in in_ms.items()}
-    sizes = [
-        (NO_DDP if arm is alone else size_name(arm.world_size, layout.ranks_per_node), arm.world_size, of_arm)
-        for arm, of_arm in times.items()
-    ]
-    usual = {arm.world_size: arm for arm in study.arms if arm.variant == AS_THERE}
-    for arm, row in zip(times, size_rows(study.workload.family.model, sizes), strict=True):
-        bucket = arm.variant.bucket_cap_mb
-        beside = alone if bucket is None else usual[arm.world_size]
-        ratio = None if arm is alone else measured.throughput(study, arm, beside)
-        yield row | {
-            "bucket_cap_mb": bucket, "samples_per_s_per_gpu": measured.throughput(study, arm),
-            "against_no_ddp": ratio if bucket is None else None, "against_bucket_25": ratio if bucket else None,
-        }  # fmt: skip
-
-
-def _files(measured: MeasuredSuite) -> dict[str, dict[str, Any]]:
-    """Reports of the benchmark by file name: ``pytorch-ddp.json``, and one for each other bucket size.
-
-    A bucket size is left out if no model was measured on one GPU without DDP, the benchmark's first row. As in the
-    benchmark, a size that fits a machine is measured on the first GPUs of the first machine.
-    """
-    plan, versions, found = measured.plan, measured.versions, {}
-    variants = (arm.variant for study in plan.studies for arm in study.arms if arm.kind == "ddp")
-    for variant in dict.fromkeys((AS_THERE, *variants)):
-        benchmarks = [one for study in plan.studies if (one := _benchmark(measured, study, variant))]
-        bucket = variant.bucket_cap_mb or USUAL_BUCKET_CAP_MB
-        said = (
-            versions.get("torch", "unknown"), versions.get("cuda"), _backend(plan),
-            int(bucket) if bucket.is_integer() else bucket,
-        )  # fmt: skip
-        name = FILE_NAME if variant == AS_THERE else f"pytorch-ddp-bucket-{bucket:g}.json"
-        if benchmarks:
-            found[name] = {
-                **dict(zip(CONFIGURATION, said, strict=True)), GPUS_PER_MACHINE: plan.layout.ranks_per_node,
-                RESULTS: msgspec.to_builtins(benchmarks),
-            }  # fmt: skip
+        of = groups(measured.evidence.columns, study.id, (arm,), measured.plan.layout)
+        rounds = list[FloatArray]()
+        for steps_s in of.at(0).reading(STEP_S).astype(np.float64) if of.places else ():
+            of_ranks = [one[~np.isnan(one)] for one in steps_s]
+            if len({len(one) for one in of_ranks}) == 1 and len(of_ranks[0]):
+                rounds.append(np.stack(of_ranks))
+        if rounds:
+            steps = tuple(np.concatenate(rounds, axis=1).ravel().tolist())
+            found[arm] = DdpBenchmarkResult(tuple(range(arm.world_size)), steps, tuple(one.shape[1] for one in rounds))
     return found
 
 
-def _benchmark(measured: MeasuredSuite, study: Study, variant: Variant) -> DdpBenchmark | None:
-    results = list[DdpBenchmarkResult]()
-    for arm in study.arms:
-        if arm.kind == "ddp" and arm.variant != variant:
-            continue
-        found = groups(measured.evidence.columns, study.id, (arm,), measured.plan.layout)
-        result = _result(found.at(0)) if found.places else None
-        if result is None and arm.kind == "alone":
-            return None
-        results += [] if result is None else [result]
-    return DdpBenchmark(study.workload.family.model, study.workload.batch_size, tuple(results))
+def _rows(measured: MeasuredSuite, study: Study, found: Found) -> list[dict[str, Any]]:
+    per_node, alone = measured.plan.layout.ranks_per_node, study.arms[0]
+    sizes = ((NO_DDP if arm is alone else size_name(arm.world_size, per_node), of) for arm, of in found.items())
+    rows = size_rows(study.workload.family.model, sizes)
+    for arm, row in zip(found, rows, strict=True):
+        bucket = arm.variant.bucket_cap_mb
+        beside = alone if bucket is None else replace(arm, variant=AS_THERE)
+        ratio = None if arm is alone else measured.throughput(study, arm, beside)
+        row |= {"bucket_cap_mb": bucket, "ratio": ratio}
+    return rows
 
 
-def _result(measured: ArmRounds) -> DdpBenchmarkResult | None:
-    """Steps of each rank, from the rounds in which all ranks kept equally many; None without such rounds."""
-    rounds = list[Any]()
-    for steps_s in measured.reading(STEP_S).astype(np.float64):
-        of_ranks = [one[~np.isnan(one)] for one in steps_s]
-        if len({len(one) for one in of_ranks}) == 1 and len(of_ranks[0]):
-            rounds.append(np.stack(of_ranks))
-    if not rounds:
-        return None
-    together = np.concatenate(rounds, axis=1)
-    steps = tuple(together.ravel().tolist())
-    return DdpBenchmarkResult(tuple(range(len(together))), steps, tuple(one.shape[1] for one in rounds))
+def _files(measured: MeasuredSuite, found: Mapping[Study, Found]) -> dict[str, DdpBenchmarkFile]:
+    """Reports of the benchmark by file name: ``pytorch-ddp.json``, and one for each other bucket size.
+
+    A model is left out if it was not measured on one GPU without DDP, the benchmark's first row. As in the benchmark, a
+    size that fits a machine is measured on the first GPUs of the first machine.
+    """
+    plan, versions, files = measured.plan, measured.versions, dict[str, DdpBenchmarkFile]()
+    for variant in dict.fromkeys(arm.variant for study in found for arm in study.arms[1:]):
+        bucket = variant.bucket_cap_mb or USUAL_BUCKET_CAP_MB
+        benchmarks = [
+            DdpBenchmark(study.workload.family.model, study.workload.batch_size, tuple(
+                result for arm, result in of.items() if arm.kind == "alone" or arm.variant == variant
+            ))
+            for study, of in found.items() if study.arms[0] in of
+        ]  # fmt: skip
+        name = FILE_NAME if variant == AS_THERE else f"pytorch-ddp-bucket-{bucket:g}.json"
+        if benchmarks:
+            files[name] = DdpBenchmarkFile(
+                versions.get("torch", "unknown"), versions.get("cuda"), "gloo" if plan.device_type == "cpu" else "nccl",
+                int(bucket) if bucket.is_integer() else bucket, tuple(benchmarks), plan.layout.ranks_per_node,
+            )  # fmt: skip
+    return files

@@ -7,12 +7,12 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_ddpscale.settings import OF_ANY_RUN, OPTIONS
+from pytest_ddpscale.settings import OF_ANY_RUN, OPTIONS, confidence_level, read_value
 from pytest_ddpscale.util.command_parser import CommandParser
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.run_directory import RunDirectory
-    from pytest_ddpscale.suites.engine import Suite
+    from pytest_ddpscale.suites.engine import MeasuredSuite, Suite
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -31,17 +31,17 @@ SUITES: dict[str, tuple[str, str]] = {
 }
 
 
-def suite_of(name: str) -> Suite | None:
-    """The suite of that name; None if there is none."""
+def suite_of(name: str) -> Suite:
+    """The suite of that name. Raises ValueError if there is none."""
     if name not in SUITES:
-        return None
+        raise ValueError(f"a suite of this version: {', '.join(SUITES)}")
     module = import_module(f"pytest_ddpscale.suites.{SUITES[name][0]}")
     found: Suite = next(one for one in vars(module).values() if getattr(one, "name", "") == name)()
     return found
 
 
 def add_suite(commands: Commands) -> None:
-    """Add `ddpscale suite`, and `ddpscale tune`, which measures like one."""
+    """Add `ddpscale suite`, and `ddpscale tune`, which measures like one; their modules are imported once typed."""
     command = commands.add_parser(
         "suite", help="measure collectives, inference, input pipeline, whole training runs and others"
     )
@@ -49,14 +49,7 @@ def add_suite(commands: Commands) -> None:
     for name, (_, told) in SUITES.items():
         parser = (commands if name == TUNE else names).add_parser(name, help=told)
         assert isinstance(parser, CommandParser)  # as is its parent
-        parser.later = partial(_later, name)
-
-
-def _later(name: str, parser: CommandParser) -> None:
-    """Import the suite of a command that was typed."""
-    suite = suite_of(name)
-    assert suite is not None  # it is in the table
-    add_options(suite, parser)
+        parser.later = lambda parser, name=name: add_options(suite_of(name), parser)
 
 
 def add_options(suite: Suite, parser: argparse.ArgumentParser) -> None:
@@ -73,9 +66,19 @@ def add_options(suite: Suite, parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=partial(run_suite, suite))
 
 
+def suite_told(run: RunDirectory) -> tuple[Suite, MeasuredSuite]:
+    """The suite that a run directory is of, and what it holds. Raises BadInput."""
+    from pytest_ddpscale.suites.engine import measured_suite
+
+    said, where = run.read_suite(), str(run.suite_json)
+    suite = read_value(where, str(said.get("suite")), suite_of)
+    confidence = str(said.get("confidence", OPTIONS["confidence"].default))
+    return suite, measured_suite(run, read_value(where, confidence, confidence_level))
+
+
 def report_suite(run: RunDirectory) -> int:
     """Make a suite's reports again from its run directory. Returns the exit code. Raises BadInput, OSError."""
-    from pytest_ddpscale.suites.engine import suite_told, tell
+    from pytest_ddpscale.suites.engine import tell
 
-    suite, measured = suite_told(run, suite_of)
+    suite, measured = suite_told(run)
     return tell(suite, run, measured)

@@ -1,57 +1,99 @@
-"""A report of PyTorch's DDP benchmark is read whole, or refused in one sentence."""
+"""Reports of PyTorch's DDP benchmark: read whole or refused, printed and compared as that benchmark publishes it.
+
+Each computed value of the published tables has to lie within what the rounding of what it is computed from, and of what
+was printed, allows.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+import random
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.suites.ddp_benchmark import DdpBenchmarkResult, read_ddp_benchmark, size_name
+from pytest_ddpscale.suites.ddp_benchmark import (
+    DdpBenchmarkFile,
+    DdpBenchmarkResult,
+    benchmark_lines,
+    diff_of,
+    results_of_file,
+    size_name,
+)
 from pytest_ddpscale.util.command_parser import USER_ERROR
+from tests.builders.nights import judged_run
 from tests.rows import rows
+from tests.suites.published_ddp_benchmark import (
+    BATCH,
+    DIFF,
+    EXAMPLE,
+    Printed,
+    bucket_size_1_report,
+    example_report,
+    report,
+    written,
+)
 
-SAID: dict[str, Any] = {
-    "pytorch_version": "2.9.0", "cuda_version": None, "distributed_backend": "nccl", "bucket_size": 25,
-    "benchmark_results": [
-        {"model": "resnet50", "batch_size": 32, "result": [
-            {"ranks": [0], "measurements": [0.1, 0.11]},
-            {"ranks": [0], "measurements": [0.1, 0.12]},
-            {"ranks": [0, 1], "measurements": [0.1, 0.12, 0.2, 0.14]},
-        ]},
-    ],
-}  # fmt: skip
-
-Change = Callable[[dict[str, Any]], Any]
+Capture = pytest.CaptureFixture[str]
+ROUNDING_S, ROUNDING_PERCENT = 0.0005, 0.05
+# Cells of the second table whose baseline cannot be the run of the first: docs/evidence/documents.md says why.
+OTHER_BASELINE = """
+resnet101 1M/1G 75 95, resnet101 1M/8G 75 95, resnet101 2M/8G 75 95, resnext50_32x4d 1M/2G 75, resnext50_32x4d 1M/4G 75,
+resnext50_32x4d 2M/8G 75, resnext101_32x8d 1M/1G 75, resnext101_32x8d 1M/2G 95, resnext101_32x8d 1M/4G 95,
+resnext101_32x8d 1M/8G 95, resnext101_32x8d 2M/8G 95
+"""
+SAID = report({"resnet50": {size: dict.fromkeys((50, 75, 90, 95), 0.1) for size in ("no ddp", "1M/1G", "1M/2G")}})
 
 
-def changed(change: Change) -> str:
+def spoilt(change: Callable[[dict[str, Any], list[dict[str, Any]]], Any]) -> str:
+    """A report in which something was changed, given the first model and its results."""
     said = copy.deepcopy(SAID)
-    change(said)
+    change(said, said["benchmark_results"][0]["result"])
     return json.dumps(said)
 
 
-def results(said: dict[str, Any]) -> Any:
-    return said["benchmark_results"][0]["result"]
+BAD: list[tuple[str, str]] = [
+    ("{", "Expecting"),
+    ("[1]", "Expected `object`, got `array`"),
+    (spoilt(lambda said, _: said.pop("pytorch_version")), "missing required field `pytorch_version`"),
+    (spoilt(lambda said, _: said.update(benchmark_results=[])), "Expected `array` of length >= 1"),
+    (spoilt(lambda said, _: said.update(bucket_size=[25])), "got `array`"),
+    (spoilt(lambda said, _: said.update(gpus_per_machine="8")), "Expected `int`, got `str` - at `$.gpus_per_machine`"),
+    (spoilt(lambda said, _: said["benchmark_results"][0].update(batch_size=0)), "Expected `int` >= 1"),
+    (spoilt(lambda _, sizes: sizes[1].update(measurements=[])), "Expected `array` of length >= 1"),
+    (spoilt(lambda _, sizes: sizes[1].update(measurements=[0.0])), "Expected `float` > 0"),
+    (spoilt(lambda _, sizes: sizes[1].update(measurements=[float("nan")])), "NaN is not JSON"),
+    (spoilt(lambda _, sizes: sizes[1].update(measurements=["0.1"])), "Expected `float`, got `str`"),
+    (spoilt(lambda _, sizes: sizes[2].update(measurements=[0.1] * 3)), "3 measurements of 2 ranks"),
+    (spoilt(lambda _, sizes: sizes[1].update(ranks=[])), "Expected `array` of length >= 1"),
+    (spoilt(lambda _, sizes: sizes.reverse()), "is of 2 ranks; expected one GPU without"),
+]
 
 
-def test_it_is_read_as_that_benchmark_writes_it(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(SAID))
-    found = read_ddp_benchmark(path)
-    assert found.configuration["cuda_version"] is None
-    assert found.benchmarks[0].name == "resnet50 with batch size 32"
-    assert [len(one.ranks) for one in found.benchmarks[0].with_ddp.values()] == [1, 2]
+@rows(("text", "why"), BAD)
+@rows("command", [("import", "pytorch-ddp"), ("compare",)])
+def test_what_is_no_report_is_one_sentence(
+    tmp_path: Path, capsys: Capture, command: tuple[str, ...], text: str, why: str
+) -> None:
+    path, sound = tmp_path / "bad.json", written(tmp_path / "sound.json", SAID)
+    path.write_text(text)
+    assert main([*command, *[sound] * (command == ("compare",)), str(path)]) == USER_ERROR
+    told = capsys.readouterr()
+    assert why in told.err
+    assert str(path) in told.err
+    assert (len(told.err.splitlines()), told.out) == (1, "")
 
 
 def test_steps_of_ranks_that_wait_for_each_other_count_once() -> None:
     result = DdpBenchmarkResult((0, 1), (1.0, 2.0, 3.0, 3.0, 2.0, 5.0))
-    assert result.separate_s.tolist() == [2.0, 2.0, 4.0]
-    assert DdpBenchmarkResult((0, 1), result.measurements, (1, 2)).separate_s.tolist() == [2.0, 3.0]
+    assert result.separate_s == [2.0, 2.0, 4.0]
+    assert DdpBenchmarkResult((0, 1), result.measurements, (1, 2)).separate_s == [2.0, 3.0]
 
 
 @rows(("gpus", "per_machine", "name"), [(4, 8, "1M/4G"), (8, 8, "1M/8G"), (24, 8, "3M/8G"), (4, 2, "2M/2G")])
@@ -59,48 +101,183 @@ def test_sizes_are_named_by_machines(gpus: int, per_machine: int, name: str) -> 
     assert size_name(gpus, per_machine) == name
 
 
-def result(place: int, **changes: Any) -> str:
-    return changed(lambda said: results(said)[place].update(changes))
+def parsed(said: Any) -> DdpBenchmarkFile:
+    return msgspec.convert(said, DdpBenchmarkFile)
 
 
-BAD: list[tuple[str, str]] = [
-    ("{", "Expecting"),
-    ("[1]", "Expected `object`, got `array`"),
-    (json.dumps({"benchmarks": []}), "it has no 'pytorch_version'"),
-    (changed(lambda said: said.pop("benchmark_results")), "it has no 'benchmark_results'"),
-    (changed(lambda said: said.update(benchmark_results=[])), "Expected `array` of length >= 1"),
-    (changed(lambda said: said.update(bucket_size=[25])), "got `array`"),
-    (result(1, measurements=[]), "Expected `array` of length >= 1"),
-    (result(1, measurements=[0.0, 0.1]), "Expected `float` >= 1e-09"),
-    (result(1, measurements=[float("nan")]), "NaN is not JSON"),
-    (result(1, measurements=["0.1"]), "Expected `float`, got `str`"),
-    (result(2, measurements=[0.1] * 3), "3 measurements of 2 ranks"),
-    (result(1, ranks=[]), "Expected `array` of length >= 1"),
-    (changed(lambda said: results(said).pop(0) and results(said).pop(0)), "is of 2 ranks; expected one GPU without"),
-    (changed(lambda said: said["benchmark_results"].append(said["benchmark_results"][0])), "a model is there twice"),
-    (changed(lambda said: said["benchmark_results"][0].update(batch_size=0)), "Expected `int` >= 1"),
-    (changed(lambda said: said.update(gpus_per_machine="8")), "Expected `int`, got `str` - at `$.gpus_per_machine`"),
-    ("[" * 100_000, "nested too deeply"),
-    ("\0", "Expecting value"),
-]
+def cells() -> Iterator[tuple[str, str, int, Printed]]:
+    for table in (EXAMPLE, DIFF):
+        for model, of_model in table.items():
+            for size, row in of_model.items():
+                yield from ((model, size, per_cent, printed) for per_cent, printed in row.items())
 
 
-@rows(("text", "why"), BAD)
-@rows("command", [("import", "pytorch-ddp"), ("compare",)])
-def test_what_is_no_report_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], text: str, why: str
+def limits_s(printed: Printed) -> tuple[float, float]:
+    """Between which the time was, by its rounding and by the examples per second, which are cut off."""
+    least = max(printed.s_per_iter - ROUNDING_S, BATCH / (printed.examples_per_s + 1))
+    return least, min(printed.s_per_iter + ROUNDING_S, BATCH / printed.examples_per_s)
+
+
+def test_times_and_examples_per_second_agree_in_every_cell_of_the_whole_tables() -> None:
+    assert len([*cells()]) == 4 * (6 * 4 + 5 * 2)
+    assert [cell for cell in cells() if limits_s(cell[-1])[0] > limits_s(cell[-1])[1]] == []
+
+
+@pytest.mark.parametrize(("model", "overhead", "two_machines"), [
+    ("resnet50", 0.031, 0.933), ("resnet101", 0.056, 0.905), ("resnext50_32x4d", 0.014, 0.924),
+    ("resnext101_32x8d", 0.024, 0.922),
+])  # fmt: skip
+def test_the_table_is_printed_as_published_with_the_efficiencies_that_thresholds_yaml_takes_from_it(
+    model: str, overhead: float, two_machines: float
 ) -> None:
-    path, sound = tmp_path / "bad.json", tmp_path / "sound.json"
-    path.write_text(text)
-    sound.write_text(json.dumps(SAID))
-    assert main([*command, *([str(sound)] if command == ("compare",) else []), str(path)]) == USER_ERROR
-    told = capsys.readouterr()
-    assert why in told.err
-    assert str(path) in told.err
-    assert len(told.err.splitlines()) == 1
-    assert told.out == ""
+    found = results_of_file(parsed(example_report())).tables[0].rows
+    of_model = [row for row in found if row["model"] == model]
+    for line, (size, row) in zip([*benchmark_lines(BATCH, of_model)][3:], EXAMPLE[model].items(), strict=True):
+        assert f" GPUs -- {size:>8}:  p50:" in line
+        said = re.findall(r"p(\d\d): +([\d.]+)s +(\d+)/s", line)
+        for (per_cent, seconds, rate), (asked, printed) in zip(said, row.items(), strict=True):
+            assert (int(per_cent), float(seconds)) == (asked, printed.s_per_iter)
+            least, most = printed.s_per_iter - ROUNDING_S, printed.s_per_iter + ROUNDING_S
+            assert int(BATCH / most) <= min(int(rate), printed.examples_per_s)
+            assert max(int(rate), printed.examples_per_s) <= int(BATCH / least)
+    efficiencies = [row["efficiency"] for row in of_model[1:]]
+    assert (1 / efficiencies[0] - 1, efficiencies[-1]) == pytest.approx((overhead, two_machines), abs=0.0005)
+    assert efficiencies == sorted(efficiencies, reverse=True), "no size is more efficient than a smaller one"
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", "pytorch-ddp", str(tmp_path / "none.json")]) == USER_ERROR
+def test_the_diff_is_the_published_one_where_its_baseline_can_be_the_published_run() -> None:
+    found = diff_of(parsed(example_report()), parsed(bucket_size_1_report()), 0.95).table.rows
+    deviating: dict[str, list[int]] = {}
+    of_diff = ((model, size, row) for model, sizes in DIFF.items() for size, row in sizes.items())
+    for (model, size, printed_row), row in zip(of_diff, found, strict=True):
+        for per_cent, printed in printed_row.items():
+            a, b = (row[f"p{per_cent}_s_{of}"] for of in ("baseline", "test"))
+            assert b == pytest.approx(printed.s_per_iter)
+            assert printed.diff < 0, "25 beats 1 in every row, as the document concludes"
+            base = EXAMPLE[model][size][per_cent]
+            (a_least, a_most), (b_least, b_most) = limits_s(base), limits_s(printed)
+            low, high = -100 * (b_most / a_least - 1), -100 * (b_least / a_most - 1)
+            reach = 100 * ROUNDING_S * 2.1 / base.s_per_iter
+            assert low - reach <= 100 * (a - b) / a <= high + reach
+            if not low - ROUNDING_PERCENT <= printed.diff <= high + ROUNDING_PERCENT:
+                deviating.setdefault(f"{model} {size}", []).append(per_cent)
+    told = [f"{name} {' '.join(map(str, of))}" for name, of in deviating.items()]
+    assert told == re.split(r",\s", OTHER_BASELINE.strip())
+
+
+# What PyTorch's own diff.py prints of the two reports that published_ddp_benchmark.py makes.
+THEIRS = """\
+                                 baseline                      test
+                     --------------------      --------------------
+bucket_size:                           25  vs                     1
+cuda_version:                        10.0  vs                  10.0
+distributed_backend:                 nccl  vs                  nccl
+pytorch_version:          1.4.0a0+05140f0  vs       1.4.0a0+05140f0
+
+Benchmark: resnet50 with batch size 32
+
+                  sec/iter    ex/sec      diff        sec/iter    ex/sec      diff
+   1 GPUs:  p75:    0.101s     316/s     -1.0%  p95:    0.101s     316/s     -1.0%
+   2 GPUs:  p75:    0.104s     307/s     -1.0%  p95:    0.104s     307/s     -1.0%
+   4 GPUs:  p75:    0.105s     304/s     -1.9%  p95:    0.105s     304/s     -1.9%
+   8 GPUs:  p75:    0.107s     299/s     -2.9%  p95:    0.107s     299/s     -2.9%
+  16 GPUs:  p75:    0.108s     296/s     -3.8%  p95:    0.122s     262/s    -17.3%
+
+Benchmark: resnet101 with batch size 32
+
+                  sec/iter    ex/sec      diff        sec/iter    ex/sec      diff
+   1 GPUs:  p75:    0.172s     186/s     -0.6%  p95:    0.172s     186/s     -0.0%
+"""
+
+
+def test_the_commands_tell_what_the_document_tells(tmp_path: Path, capsys: Capture) -> None:
+    usual, small = written(tmp_path / "25.json", example_report()), written(tmp_path / "1.json", bucket_size_1_report())
+    assert main(["import", "pytorch-ddp", usual]) == 0
+    told = capsys.readouterr().out
+    line = "   1 GPUs --   no ddp:  p50:  0.097s     329/s  p75:  0.097s     329/s  p90:  0.097s     329/s  p95:  0.097s     329/s"  # noqa: E501 (theirs)
+    assert line in told
+    assert "Benchmark: resnext101_32x8d with batch size 32" in told
+    assert main(["compare", usual, small]) == 0
+    answer, _, as_published = capsys.readouterr().out.partition("\n\n")
+    assert answer == "Of 20 sizes: 17 slower, 3 no difference shown"
+    assert as_published.startswith(THEIRS.rstrip("\n"))
+
+
+def steps(seed: int, count: int = 10, slower: float = 1.0, correlation: float = 0.0, model: str = "vgg16") -> Any:
+    """A report of one model on one and two GPUs, with 1 % of noise a step that both ranks have alike."""
+    draw, results = random.Random(seed), []
+    for ranks in (1, 1, 2):
+        noise, times = 0.0, []
+        for _ in range(count):
+            noise = correlation * noise + 0.01 * draw.gauss(0, 1)
+            times.append(0.1 * slower * (1 + noise))
+        own = [time * (1 + 1e-4 * draw.gauss(0, 1)) for _ in range(ranks) for time in times]
+        results.append({"ranks": list(range(ranks)), "measurements": own})
+    return report({}) | {"benchmark_results": [{"model": model, "batch_size": 32, "result": results}]}
+
+
+def on_two(a: Any, b: Any) -> Any:
+    return diff_of(parsed(a), parsed(b), 0.95).table.rows[-1]
+
+
+def test_a_slower_step_is_shown_with_an_interval_that_correlated_steps_widen() -> None:
+    found = on_two(steps(1), steps(2, slower=1.1))
+    low, high = found["change"].interval
+    assert (found["result"], found["over"]) == ("slower", "10 steps")
+    assert low < -0.1 < high
+    short = on_two(steps(1, count=5), steps(2))
+    assert (short["result"], short["over"], short["change"]) == ("no interval", "5 and 10 steps", None)
+    ends = [
+        on_two(steps(1), steps(2, count=400, correlation=one, slower=1.1))["change"].interval for one in (0.0, 0.97)
+    ]
+    independent, alike = (high - low for low, high in ends)
+    assert alike > 2 * independent
+
+
+def test_where_nothing_differs_hardly_anything_is_shown_though_steps_correlate() -> None:
+    found = [on_two(steps(2 * n, correlation=0.5), steps(2 * n + 1, correlation=0.5))["result"] for n in range(100)]
+    assert sum(one in ("slower", "faster") for one in found) <= 2
+
+
+def test_the_exit_code_says_whether_anything_is_surely_slower(tmp_path: Path, capsys: Capture) -> None:
+    a, b = (written(tmp_path / f"{slower}.json", steps(1, 20, slower)) for slower in (1.0, 1.1))
+    assert main(["compare", a, b, "--fail-below", "5%"]) == 1
+    assert "FAIL: worse by more than 5 %: 2: vgg16 with batch size 32 on 1 GPUs, vgg16" in capsys.readouterr().out
+    assert main(["compare", a, b, "--fail-below", "10%"]) == 0, "the far end of an interval fails nothing"
+    assert main(["compare", b, a, "--fail-below", "5%"]) == 0, "faster is no loss"
+    capsys.readouterr()
+    assert main(["compare", a, b, "--format", "json", "--fail-below", "5%"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (len(said["worse"]), said["lost"], said["fails"], said["kind"]) == (2, [], True, "pytorch-ddp")
+    assert said["sizes"][-1]["change"]["interval"][1] < 0
+
+
+def test_what_only_one_of_them_has_is_named_and_fails_unless_it_is_allowed(tmp_path: Path, capsys: Capture) -> None:
+    whole, fewer, short = steps(1), steps(2), steps(3, count=5)
+    del fewer["benchmark_results"][0]["result"][-1]
+    for said, lost in ((fewer, ["2 GPUs"]), (short, ["1 GPUs", "2 GPUs"])):
+        paths = [written(tmp_path / "a.json", whole), written(tmp_path / "b.json", said)]
+        assert main(["compare", *paths, "--fail-below", "50%", "--format", "json"]) == 1
+        assert json.loads(capsys.readouterr().out)["lost"] == [f"vgg16 with batch size 32 on {one}" for one in lost]
+        assert main(["compare", *paths, "--fail-below", "50%", "--allow-missing"]) == 0
+        assert main(["compare", *paths]) == 0
+        assert ("only_baseline: vgg16 with batch size 32 on 2 GPUs\n" in capsys.readouterr().out) == (said is fewer)
+        assert main(["compare", *reversed(paths), "--fail-below", "50%"]) == 0, "what was added is not lost"
+        assert ("only_test: vgg16 with batch size 32 on 2 GPUs\n" in capsys.readouterr().out) == (said is fewer)
+
+
+def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path, capsys: Capture) -> None:
+    a = written(tmp_path / "a.json", steps(1))
+    other = written(tmp_path / "b.json", steps(1, model="resnet50"))
+    run = str(judged_run(tmp_path / "run", 0, {"n1": [100.0] * 2}).path)
+    none = "is missing or has no report of PyTorch's DDP benchmark; the other"
+    for arguments, why in (
+        ([a, other], "no model and batch size in common"), ([a, run], f"{run}: {none}"), ([run, a], f"{run}: {none}"),
+        ([a, str(tmp_path / "none.json")], f"json: {none}"), ([a], "found 1; expected two runs"),
+    ):  # fmt: skip
+        assert main(["compare", *arguments]) == USER_ERROR
+        told = capsys.readouterr().err
+        assert why in told
+        assert len(told.splitlines()) == 1
+    assert main(["import", "pytorch-ddp", "none.json"]) == USER_ERROR
     assert "none.json: cannot be read as a report (No such file or directory)" in capsys.readouterr().err

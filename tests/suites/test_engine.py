@@ -34,17 +34,16 @@ from tests.suites.run_records import SUITE_RECORD, text_of
 
 Capture = pytest.CaptureFixture[str]
 WIDE = Found(-0.25, (-0.5, math.inf))
-COLUMNS = [Column("size", "Size"), Column("ms", "ms"), Column("kept", "Kept", "{:.1%}", above="noise")]
-ROWS = [{"size": "1 | MiB", "ms": Found(12.5, (12.0, 13.0)), "kept": Found(1.1, (1.0, 1.2)), "hidden": 3},
-        {"size": "=25 MiB", "ms": 2.0, "kept": None, "hidden": None}]  # fmt: skip
-TABLE = Rows(
-    "sizes", "Sizes <script>", COLUMNS, ROWS, notes=["plain | words"], drawn=Drawn("A <size>", "size", ("ms",))
-)
+COLUMNS = [Column("size", "Size"), Column("mib", "MiB"), Column("ms", "ms"),
+           Column("kept", "Kept", "{:.1%}", above="noise"), Column("absent", "Absent")]  # fmt: skip
+ROWS = [{"size": "1 | MiB", "mib": 1, "ms": Found(12.5, (12.0, 13.0)), "kept": Found(1.1, (1.0, 1.2)), "hidden": 3},
+        {"size": "=25 MiB", "mib": 25, "ms": 2.0, "kept": None}]  # fmt: skip
+TABLE = Rows("sizes", "Sizes <script>", COLUMNS, ROWS, notes=["plain | words"], drawn=Drawn("A <size>", "mib", ("ms",)))
 FOUND = Results("2 sizes", ["1.1× at best"], [TABLE], ["resnet50: it broke"], ["1 <KiB> gave wrong results"])
 
 
 def pages(found: Results) -> tuple[str, str]:
-    blocks = found.document(facts_of("sizes", SUITE_RECORD, (), {"torch": "2.15"}), 0.95, found.drawn)
+    blocks = found.blocks(0.95, facts_of("sizes", SUITE_RECORD, (), {"torch": "2.15"}))
     return html(*blocks), markdown(*blocks)
 
 
@@ -52,7 +51,7 @@ def test_table_csv_json_and_picture_follow_from_rows_and_columns() -> None:
     page, note = pages(FOUND)
     as_json = strict_json({"rows": TABLE.json(), "wide": json_value(WIDE)})
     assert_approved("suite-formats.txt", "\n".join([text_of(FOUND), note, TABLE.csv(), as_json, ""]))
-    assert page.count('<img alt="A &lt;size&gt;: 1 | MiB, ms, 12.5; =25 MiB, ms, 2"') == 1
+    assert page.count('<img alt="A &lt;size&gt;: ms, 1, 12.5, 12 … 13; ms, 25, 2"') == 1
     assert "Sizes &lt;script&gt;" in page
     assert "<script>" not in page
     assert "<li>1 &lt;KiB&gt; gave wrong results</li>" in page
@@ -208,8 +207,8 @@ def test_a_run_that_was_killed_is_resumed_by_the_same_command(capsys: Capture) -
 
 
 @pytest.mark.parametrize(("said", "told"), [
-    ({"suite": "nothing"}, "suite 'nothing', which is none of this version"),
-    ({"suite": "inference", "confidence": "high"}, "confidence 'high'; expected a number such as 0.95"),
+    ({"suite": "nothing"}, "suite.json: found 'nothing'; expected a suite of this version: pytorch-ddp, "),
+    ({"suite": "inference", "confidence": "high"}, "suite.json: found 'high'; expected a number such as 0.95"),
     ([], "is not a suite.json: it is no object"),
 ])  # fmt: skip
 def test_a_suite_json_that_says_nothing_is_refused(tmp_path: Path, capsys: Capture, said: Any, told: str) -> None:
