@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +13,19 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.suites.registry import suite_told
-from pytest_ddpscale.suites.results import Column, Rows, cell
-from pytest_ddpscale.util.document import text_lines
+from pytest_ddpscale.suites.results import Column, Results, Rows, cell
+from pytest_ddpscale.util.document import Section, bullets, text_lines
 from pytest_ddpscale.util.listing import count_text
-
-CHANGE, RESULT = Column("change", "Change", "{:+.1%}"), Column("result", "Result")
 
 
 @dataclass(frozen=True)
 class SuiteDiff:
-    """Two runs, or two reports of PyTorch's DDP benchmark.
-
-    Attributes:
-        table: rows of numbers that both have, each with a name, a result, and the share by which it certainly is worse.
-        lost: names of those that only the first one has.
-        told: lines above the table.
-        more: further content in JSON.
-    """
+    """Rows of numbers that both have, and names of those that only the first one has; `told` is said above."""
 
     table: Rows
     lost: Sequence[str]
-    told: Sequence[str] = ()
-    more: Mapping[str, Any] = field(default_factory=dict)
+    kind: str
+    told: Sequence[str]
 
     def worse_by(self, share: float) -> list[str]:
         """Numbers that certainly are worse by more than `share`."""
@@ -44,13 +35,13 @@ class SuiteDiff:
         """How many differ, then each."""
         results = Counter(row["result"] for row in self.table.rows)
         said = ", ".join(f"{number} {result}" for result, number in results.most_common())
-        yield f"Of {count_text(len(self.table.rows), self.table.title)}: {said or 'none is in both'}"
-        yield from ("", *self.told, *text_lines(self.table.shown("interval")))
+        yield f"Of {count_text(len(self.table.rows), 'number')} in both: {said}"
+        lost = Section("Only in A", [bullets(self.lost)])
+        yield from ("", *self.told, *text_lines(self.table.shown("interval"), lost))
 
     def json(self) -> dict[str, Any]:
         """One JSON object."""
-        said = {"schema_version": 2, "kind": "suite", f"{self.table.title}s": self.table.json()}
-        return {**said, "lost": self.lost, **self.more}
+        return {"schema_version": 2, "kind": self.kind, "numbers": self.table.json()}
 
 
 def is_suite(path: Path) -> bool:
@@ -60,37 +51,40 @@ def is_suite(path: Path) -> bool:
 
 def read_suite_diff(paths: Sequence[Path]) -> SuiteDiff:
     """The comparison of two runs of one suite. Raises BadInput."""
-    (suite, a), (other, b) = (suite_told(RunDirectory.open(path)) for path in paths)
-    if suite.name != other.name:
-        raise OptionError("RUN_DIR", f"found suites {suite.name} and {other.name}", "two runs of one suite")
-    before, after = (_numbers(suite.results(one).tables) for one in (a, b))
-    rows = [
-        {"name": name, "a": cell(one, column.form), "b": cell(after[name][0], column.form)}
-        | compared(one, after[name][0], column.better)
-        for name, (one, column) in before.items() if name in after
-    ]  # fmt: skip
-    columns = (Column("name", "Number"), Column("a", "A"), Column("b", "B"), CHANGE, RESULT)
-    return SuiteDiff(Rows("comparison", "number", columns, rows), [name for name in before if name not in after])
+    a, b = (suite_told(RunDirectory.open(path)) for path in paths)
+    return diff_of(*(suite.results(measured) for suite, measured in (a, b)))
 
 
-def _numbers(tables: Sequence[Rows]) -> dict[str, tuple[Found, Column]]:
-    """Numbers with an interval, by the names of row and column."""
-    return {
-        f"{', '.join(cell(row.get(one.key), one.form) for one in rows.columns[: rows.names])}: {column.title}":
-        (number, column)
-        for rows in tables for row in rows.rows for column in rows.columns
-        if isinstance(number := row.get(column.key), Found) and number.interval
-    }  # fmt: skip
+def diff_of(a: Results, b: Results, *, kind: str = "suite", told: Sequence[str] = ()) -> SuiteDiff:
+    """Each number that has an interval in both, by the names of its row and column.
 
-
-def compared(a: Found, b: Found, better: int, words: Sequence[str] = ("higher", "lower")) -> dict[str, Any]:
-    """The change from `a` to `b` as a share of `a`, with its result in `words`; values may be negative."""
-    one, other = (Estimate(value, interval or (value, value)) for value, interval in (a, b))
-    by_factors = min(one.interval[0], other.interval[0]) > 0
-    scale = 1.0 if by_factors else abs(a.value) or 1.0
-    change = ValueChange(*(size / scale for size in change_between(one, other, by_factors=by_factors)))
-    return {
-        "change": Found(change.size, (change.low, change.high)),
-        "loss": {1: -change.high, -1: change.low}.get(better, 0.0),
-        "result": words[change.size < 0] if change.is_shown else "no difference shown",
-    }
+    Its change is a share of the first, and so is its loss, by which it certainly is worse; values may be negative.
+    """
+    before, after = (
+        {
+            f"{', '.join(cell(row.get(one.key), one.form) for one in rows.columns[: rows.names])}: {column.title}":
+            (column, Estimate(number.value, number.interval))
+            for rows in results.tables for row in rows.rows for column in rows.columns
+            if isinstance(number := row.get(column.key), Found) and number.interval
+        }
+        for results in (a, b)
+    )  # fmt: skip
+    rows = list[dict[str, Any]]()
+    for name in (name for name in before if name in after):
+        (column, one), (_, other) = before[name], after[name]
+        by_factors = min(one.interval[0], other.interval[0]) > 0
+        scale = 1.0 if by_factors else abs(one.value) or 1.0
+        change = ValueChange(*(size / scale for size in change_between(one, other, by_factors=by_factors)))
+        direction = "higher" if change.size > 0 else "lower"
+        rows.append({
+            "name": name, "a": cell(one.value, column.form), "b": cell(other.value, column.form),
+            "change": Found(change.size, (change.low, change.high)),
+            "loss": {1: -change.high, -1: change.low}.get(column.better, 0.0),
+            "result": direction if change.is_shown else "no difference shown",
+        })  # fmt: skip
+    if not rows:
+        raise OptionError("RUN_DIR", "found no number that has an interval in both", "two runs of one suite")
+    columns = (Column("name", "Number"), Column("a", "A"), Column("b", "B"), Column("change", "Change", "{:+.1%}"),
+               Column("result", "Result"))  # fmt: skip
+    lost = [name for name in before if name not in after]
+    return SuiteDiff(Rows("comparison", "", columns, rows), lost, kind, told)

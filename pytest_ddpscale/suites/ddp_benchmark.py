@@ -1,9 +1,13 @@
-"""The JSON report that PyTorch's DDP benchmark writes with ``--json``: reading it, printing it, and comparing two.
+"""`ddpscale suite pytorch-ddp`: PyTorch's own DDP benchmark in interleaved rounds, and the JSON report that it writes.
 
-(github.com/pytorch/pytorch, benchmarks/distributed/ddp/benchmark.py.) An object with the configuration and
-``benchmark_results``, which has the results of each model by size: ``ranks`` that trained, and ``measurements``, the
-seconds of every step of the first rank, then of the second, and so on. The first result of a model is one GPU without
-DDP. Our files have two more keys, which its diff.py ignores: ``gpus_per_machine`` and, in results, ``steps_per_round``.
+Source: github.com/pytorch/pytorch, benchmarks/distributed/ddp/benchmark.py. Unchanged: fp32, SGD, 32 images per GPU,
+broadcast_buffers off, one GPU without DDP and with it, then 2, 4 … GPUs of a node, then whole nodes; percentiles of the
+step time over all steps of all ranks. Changed: arms take turns in rounds, so that ratios of arms have intervals.
+
+The report has the configuration and ``benchmark_results``, which has the results of each model by size: ``ranks`` that
+trained, and ``measurements``, the seconds of every step of the first rank, then of the second, and so on. The first
+result of a model is one GPU without DDP. Our files have two more keys, which its diff.py ignores: ``gpus_per_machine``
+and, in results, ``steps_per_round``.
 
 diff.py pools all steps of all ranks for percentiles. Pooled steps are not independent. Ranks wait for each other, so
 for the interval a step counts once, as the mean of its ranks. Successive steps are correlated, which the interval of a
@@ -13,7 +17,10 @@ count instead of steps.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,11 +29,20 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from pytest_ddpscale.errors import OptionError, ResultFileError
-from pytest_ddpscale.judge.stats import Found, estimate_of
+from pytest_ddpscale.families.image import ImageFamily
+from pytest_ddpscale.judge.metrics import groups
+from pytest_ddpscale.judge.stats import estimate_of
+from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Arm, Variant
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.strict_json import Positive, parse_strict_json
-from pytest_ddpscale.suites.comparing import CHANGE, RESULT, SuiteDiff, compared
+from pytest_ddpscale.suites.comparing import SuiteDiff, diff_of
+from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
+from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, above_zero, image_model, several, whole
 from pytest_ddpscale.suites.results import Column, Results, Row, Rows
-from pytest_ddpscale.util.document import Line, Listing, Section
+from pytest_ddpscale.util.command_parser import adder
+from pytest_ddpscale.util.document import Listing, Section
 from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.printable import one_line, printable_json
 from pytest_ddpscale.util.regular_file import read_regular
@@ -34,13 +50,20 @@ from pytest_ddpscale.util.regular_file import read_regular
 SOURCE = "pytorch/pytorch, benchmarks/distributed/ddp"
 FILE_NAME = "pytorch-ddp.json"  # in the run directory of a suite
 PERCENTS, PERCENTS_OF_DIFF, NO_DDP = (50, 75, 90, 95), (75, 95), "no ddp"
+# The benchmark's only setting that differs from torch's defaults.
+AS_THERE = Variant(broadcast_buffers=False)
 ReportDiff = SuiteDiff
 _AT_LEAST_ONE = Meta(min_length=1)
-COLUMNS = [
-    Column("model", "Model"), Column("size", "Size"), Column("bucket_cap_mb", "bucket_cap_mb", "{:g}"),
-    *(Column(f"p{p}_s", f"p{p} s", "{:.3f}") for p in PERCENTS),
+_COLUMNS = (
+    Column("model", "Model"), Column("batch", "Batch"), Column("size", "Size"),
+    Column("bucket_cap_mb", "bucket_cap_mb", "{:g}"), Column("mean_s", "Mean s", better=-1),
     Column("efficiency", "Against no ddp (p50)", "{:.1%}", above="one GPU without DDP was slower, by noise"),
-]  # fmt: skip
+    Column("ratio", "Ratio", "{:.3f}×"),
+)  # fmt: skip
+_NOTES = (
+    "Mean s: of a step over ranks, in this launch. Ratio: throughput over one GPU without DDP, of another bucket "
+    "over 25 on as many GPUs, in the same rounds.",
+)
 
 
 class DdpBenchmarkResult(Struct, frozen=True, omit_defaults=True):
@@ -59,7 +82,7 @@ class DdpBenchmarkResult(Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if len(self.measurements) % len(self.ranks):
-            raise ValueError(f"{len(self.measurements)} measurements of {len(self.ranks)} ranks; expected a multiple")
+            raise ValueError("measurements that are no multiple of ranks")
 
     @property
     def separate_s(self) -> list[float]:
@@ -71,10 +94,6 @@ class DdpBenchmarkResult(Struct, frozen=True, omit_defaults=True):
         ends = np.cumsum(self.steps_per_round or [1] * len(of_steps))
         return [one.mean() for one in np.split(of_steps, ends[:-1])]
 
-    def percentiles_s(self, percents: Iterable[int], name: str = "p{}_s") -> dict[str, float]:
-        """Of the steps of all ranks, by name."""
-        return {name.format(p): float(np.percentile(self.measurements, p)) for p in percents}
-
 
 class DdpBenchmark(Struct, frozen=True):
     """One model; `result` by number of GPUs, one GPU without DDP first."""
@@ -84,38 +103,24 @@ class DdpBenchmark(Struct, frozen=True):
     result: Annotated[tuple[DdpBenchmarkResult, ...], _AT_LEAST_ONE]
 
     def __post_init__(self) -> None:
-        if (first := len(self.result[0].ranks)) > 1:
-            raise ValueError(f"the first result of {self.model} is of {first} ranks; expected one GPU without DDP")
-
-    @property
-    def name(self) -> str:
-        """The name in PyTorch's benchmark."""
-        return f"{self.model} with batch size {self.batch_size}"
+        if len(self.result[0].ranks) > 1:
+            raise ValueError("a first result of several ranks; expected one GPU without DDP")
 
 
 class DdpBenchmarkFile(Struct, frozen=True):
     """A whole report."""
 
-    pytorch_version: str | None
+    bucket_size: int | float | None
     cuda_version: str | None
     distributed_backend: str | None
-    bucket_size: int | float | None
+    pytorch_version: str | None
     benchmark_results: Annotated[tuple[DdpBenchmark, ...], _AT_LEAST_ONE]
     gpus_per_machine: Positive = 8  # fixed in PyTorch's benchmark
 
     @property
     def configuration(self) -> dict[str, str]:
         """All but the results, as it is printed."""
-        keys = ("bucket_size", "cuda_version", "distributed_backend", "pytorch_version")
-        return {key: one_line(str(getattr(self, key))) for key in keys}
-
-    @property
-    def sizes(self) -> dict[str, tuple[DdpBenchmark, DdpBenchmarkResult]]:
-        """Results under DDP, by the name of model and size."""
-        return {
-            f"{of.name} on {len(one.ranks)} GPUs": (of, one)
-            for of in self.benchmark_results for one in sorted(of.result[1:], key=lambda one: len(one.ranks))
-        }  # fmt: skip
+        return {key: one_line(str(getattr(self, key))) for key in self.__struct_fields__[:4]}
 
 
 def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
@@ -136,57 +141,41 @@ def report_at(path: Path) -> Path | None:
     return found if found.is_file() else None
 
 
-def size_name(gpus: int, gpus_per_machine: int) -> str:
-    """``1M/4G`` for four GPUs of one machine, ``2M/8G`` for sixteen of two."""
-    machines = max(1, gpus // gpus_per_machine)
-    return f"{machines}M/{gpus // machines}G"
-
-
-def size_rows(model: str, sizes: Iterable[tuple[str, DdpBenchmarkResult]]) -> list[dict[str, Any]]:
-    """A row for each size and its name, one GPU without DDP first if it is there.
+def size_rows(file: DdpBenchmarkFile, confidence: float) -> Iterator[dict[str, Any]]:
+    """A row for each model and size, one GPU without DDP first; ``2M/8G`` are sixteen GPUs of two machines.
 
     Weak scaling: each GPU has the same batch at every size, so efficiency is a ratio of median step times.
     """
-    rows: list[dict[str, Any]] = [
-        {"model": model, "size": name, "gpus": len(one.ranks), **one.percentiles_s(PERCENTS), "efficiency": None}
-        for name, one in sizes
-    ]
-    for row in rows[1:] if rows and rows[0]["size"] == NO_DDP else []:
-        row["efficiency"] = rows[0]["p50_s"] / row["p50_s"]
-    return rows
+    for of in file.benchmark_results:
+        for one in of.result:
+            gpus, is_ddp = len(one.ranks), one is not of.result[0]
+            machines = max(1, gpus // file.gpus_per_machine)
+            times = {f"p{p}_s": float(np.percentile(one.measurements, p)) for p in PERCENTS}
+            yield {
+                "model": of.model, "batch": of.batch_size, "gpus": gpus,
+                "size": f"{machines}M/{gpus // machines}G" if is_ddp else NO_DDP, **times,
+                "mean_s": estimate_of(one.separate_s, "factors", confidence),
+                "efficiency": float(np.median(of.result[0].measurements)) / times["p50_s"] if is_ddp else None,
+            }  # fmt: skip
 
 
-def printed(file: DdpBenchmarkFile, models: Iterable[Sequence[Row]], more: Iterable[str] = ()) -> Section:
-    """Configuration, and each model's rows, as the benchmark prints them."""
-    said = [f"{key}: {value}" for key, value in file.configuration.items()]
-    batches = {one.model: one.batch_size for one in file.benchmark_results}
-    tables = ("\n".join(benchmark_lines(batches[rows[0]["model"]], rows)) for rows in models)
-    return Section("As the benchmark prints it", [*map(Line, said), *map(Listing, (*more, *tables))])
+def printed(file: DdpBenchmarkFile, rows: Iterable[Row]) -> Section:
+    """Configuration and rows as the benchmark prints them; examples per second are per GPU and truncated."""
+    lines = [f"{key}: {value}" for key, value in file.configuration.items()]
+    for (model, batch), of_model in groupby(rows, _model):
+        lines += ["", f"Benchmark: {model} with batch size {batch}", ""]
+        lines.append(" " * 28 + "    ".join(["sec/iter    ex/sec  "] * len(PERCENTS)).rstrip())
+        for row in of_model:
+            cells = (f"  p{p:02d}:  {(s := row[f'p{p}_s']):1.3f}s  {int(batch / s):6d}/s" for p in PERCENTS)
+            lines.append(f"{row['gpus']:4d} GPUs -- {row['size']:>8}:{''.join(cells)}")
+    return Section("As the benchmark prints it", [Listing("\n".join(lines))])
 
 
-def benchmark_lines(batch_size: int, rows: Sequence[Row]) -> Iterator[str]:
-    """One benchmark as it prints it; examples per second are per GPU and truncated."""
-    yield f"Benchmark: {rows[0]['model']} with batch size {batch_size}"
-    yield ""
-    yield " " * 28 + "    ".join(["sec/iter    ex/sec  "] * len(PERCENTS)).rstrip()
-    for row in rows:
-        times = [(p, row[f"p{p}_s"]) for p in PERCENTS]
-        cells = (f"  p{p:02d}:  {seconds:1.3f}s  {int(batch_size / seconds):6d}/s" for p, seconds in times)
-        yield f"{row['gpus']:4d} GPUs -- {row['size']:>8}:{''.join(cells)}"
-
-
-def results_of_file(file: DdpBenchmarkFile) -> Results:
-    """The file as a report: configuration, each model's table, efficiency of each size."""
-    models = [
-        size_rows(of.model, [
-            (size_name(len(one.ranks), file.gpus_per_machine) if number else NO_DDP, one)
-            for number, one in enumerate(of.result)
-        ])
-        for of in file.benchmark_results
-    ]  # fmt: skip
-    table = Rows("pytorch-ddp", "Weak scaling", COLUMNS, [row for rows in models for row in rows], 2)
-    told = count_text(len(models), "model")
-    return Results("PyTorch's DDP benchmark, imported", [told], [table], more=[printed(file, models)])
+def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95) -> Results:
+    """The file as a report: efficiency of each size, then configuration and each model's table."""
+    rows = [*size_rows(file, confidence)]
+    told, table = count_text(len(file.benchmark_results), "model"), Rows("pytorch-ddp", "Sizes", _COLUMNS, rows, 3)
+    return Results("PyTorch's DDP benchmark, imported", [told], [table], more=[printed(file, rows)])
 
 
 def read_diff(paths: Sequence[Path], confidence: float) -> SuiteDiff:
@@ -197,64 +186,108 @@ def read_diff(paths: Sequence[Path], confidence: float) -> SuiteDiff:
             found = "is missing or has no report of PyTorch's DDP benchmark; the other one has"
             raise OptionError(str(path), found, f"two of its reports, or run directories with {FILE_NAME}")
         files.append(read_ddp_benchmark(report))
-    diff = diff_of(files[0], files[1], confidence)
-    if not diff.table.rows:
-        raise OptionError("RUN_DIR", "the reports have no model and batch size in common", "reports of the same work")
-    return diff
+    a, b = (results_of_file(one, confidence) for one in files)
+    return diff_of(a, b, kind="pytorch-ddp", told=[*_diff_lines(files, a.tables[0].rows, b.tables[0].rows)])
 
 
-def diff_of(baseline: DdpBenchmarkFile, test: DdpBenchmarkFile, confidence: float) -> SuiteDiff:
-    """Every model and number of GPUs that both reports have, by name and number."""
-    rows, before, after = list[Row](), baseline.sizes, test.sizes
-    for name in (name for name in before if name in after):
-        (of, a), (_, b) = before[name], after[name]
-        rows.append({
-            "name": name, "benchmark": of.name, "batch_size": of.batch_size, "gpus": len(a.ranks),
-            **_compared(a, b, confidence), **a.percentiles_s(PERCENTS_OF_DIFF, "p{}_s_baseline"),
-            **b.percentiles_s(PERCENTS_OF_DIFF, "p{}_s_test"),
-        })  # fmt: skip
-    only = {"only_baseline": [name for name in before if name not in after],
-            "only_test": [name for name in after if name not in before]}  # fmt: skip
-    notes = [
-        *_diff_lines(baseline, test, rows), *(f"{key}: {', '.join(names)}" for key, names in only.items() if names),
-        "Change of the mean step time (mean over ranks); positive is faster. Intervals are for these two launches "
-        "only: they do not include differences between launches.", "",
-    ]  # fmt: skip
-    columns = (Column("name", "Size"), Column("over", "Over"), CHANGE, RESULT)
-    lost = only["only_baseline"] + [row["name"] for row in rows if row["is_lost"]]
-    more = {"kind": "pytorch-ddp", "confidence": confidence, **only}
-    return SuiteDiff(Rows("comparison", "size", columns, rows), lost, notes, more)
-
-
-def _compared(a: DdpBenchmarkResult, b: DdpBenchmarkResult, confidence: float) -> dict[str, Any]:
-    series = [one.separate_s for one in (a, b)]
-    before, after = (estimate_of(one, "factors", confidence) for one in series)
-    row: dict[str, Any] = {"change": None, "loss": 0.0, "result": "no interval"}
-    if before.interval and after.interval:
-        row = compared(before, after, -1, ("slower", "faster"))
-        value, (low, high) = row["change"]
-        row["change"] = Found(-value, (-high, -low))
-    unit = "rounds" if a.steps_per_round and b.steps_per_round else "steps"
-    over = f"{' and '.join(dict.fromkeys(str(len(one)) for one in series))} {unit}"
-    return {**row, "over": over, "is_lost": before.interval is not None and after.interval is None}
-
-
-def _diff_lines(baseline: DdpBenchmarkFile, test: DdpBenchmarkFile, rows: Iterable[Row]) -> Iterator[str]:
+def _diff_lines(files: Sequence[DdpBenchmarkFile], rows: Sequence[Row], others: Sequence[Row]) -> Iterator[str]:
     """As diff.py prints it: examples per second per GPU in the test, truncated; positive is faster."""
     yield f"{'':20s} {'baseline':>20s}      {'test':>20s}"
     yield f"{'':20s} {'-' * 20}      {'-' * 20}"
-    for key, value in baseline.configuration.items():
-        yield f"{key + ':':20s} {value:>20s}  vs  {test.configuration[key]:>20s}"
-    benchmark = ""
-    for row in rows:
-        if row["benchmark"] != benchmark:
-            benchmark = row["benchmark"]
-            head = f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(PERCENTS_OF_DIFF)
-            yield from ("", f"Benchmark: {benchmark}", "", " " * 10 + head)
-        cells = ""
-        for p in PERCENTS_OF_DIFF:
-            a, b = (row[f"p{p}_s_{of}"] for of in ("baseline", "test"))
-            rate = int(row["batch_size"] / b)  # as in diff.py, also for the sign of 0
-            cells += f"  p{p:02d}: {b:8.3f}s {rate:7d}/s {-100 * ((b - a) / a):+8.1f}%"
-        yield f"{row['gpus']:>4d} GPUs:{cells}"
+    for (key, value), other in zip(*(one.configuration.items() for one in files), strict=True):
+        yield f"{key + ':':20s} {value:>20s}  vs  {other[1]:>20s}"
+    there = {(*_model(row), row["size"]): row for row in others if row["size"] != NO_DDP}
+    for (model, batch), of_model in groupby(rows, _model):
+        head = f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(PERCENTS_OF_DIFF)
+        yield from ("", f"Benchmark: {model} with batch size {batch}", "", " " * 10 + head)
+        for row in (row for row in of_model if (model, batch, row["size"]) in there):
+            cells = ""
+            for p in PERCENTS_OF_DIFF:
+                before, after = (one[f"p{p}_s"] for one in (row, there[model, batch, row["size"]]))
+                share = -100 * ((after - before) / before)  # as in diff.py, also for the sign of 0
+                cells += f"  p{p:02d}: {after:8.3f}s {int(batch / after):7d}/s {share:+8.1f}%"
+            yield f"{row['gpus']:>4d} GPUs:{cells}"
     yield ""
+
+
+def _model(row: Row) -> tuple[str, int]:
+    return row["model"], row["batch"]
+
+
+class PytorchDdp(Suite):
+    """PyTorch's DDP benchmark."""
+
+    name = "pytorch-ddp"
+    takes = OF_TRAINING
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add options for models, batch and buckets, so that it also runs on small machines."""
+        add = adder(parser)
+        models = "resnet50,resnet101,resnext50_32x4d,resnext101_32x8d"
+        add("--models", "M1,M2", several(image_model), "torchvision models", models)
+        add("--batch", "N", whole(MOST_BATCH), "images per GPU", 32)
+        add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
+        told = "bucket_cap_mb to compare with 25 MiB at every size, such as 1,5,10,50,100"
+        add("--bucket-sizes", "MB,MB", several(_variant), told)
+
+    def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
+        """Plan a study for each model: one GPU without DDP; with it 1, 2, 4 … of a node, then whole nodes."""
+        batch, per_node = arguments.batch, nodes.ranks_per_node
+        sizes = [2**power for power in range((per_node - 1).bit_length())]
+        sizes += range(per_node, nodes.world_size + 1, per_node)
+        variants = dict.fromkeys((AS_THERE, *(arguments.bucket_sizes or ())))
+        arms = [Arm("ddp", size, batch, variant=variant) for variant in variants for size in sizes]
+        families = {model: ImageFamily(model, arguments.image_size, "contiguous") for model in arguments.models}
+        return nodes.plan(
+            nodes.study(Workload(model, family, "fp32", batch), [Arm("alone", 1, batch), *arms])
+            for model, family in families.items()
+        )
+
+    def results(self, measured: MeasuredSuite) -> Results:
+        """A row for each model, size and bucket, of models that were measured on one GPU without DDP.
+
+        The run directory gets a report of the benchmark for each bucket size. As in the benchmark, a size that fits a
+        machine is measured on the first GPUs of the first machine.
+        """
+        plan, versions, files, rows = measured.plan, measured.versions, dict[str, Any](), list[Row]()
+        studies, (alone, *arms), told = {one.workload.name: one for one in plan.studies}, plan.studies[0].arms, []
+        for variant in dict.fromkeys(arm.variant for arm in arms):
+            models = [*filter(None, (_benchmark(measured, one, variant) for one in plan.studies))]
+            if not models:
+                continue
+            bucket, is_usual = variant.bucket_cap_mb or USUAL_BUCKET_CAP_MB, variant == AS_THERE
+            backend = "gloo" if plan.device_type == "cpu" else "nccl"
+            file = DdpBenchmarkFile(
+                bucket, versions.get("cuda"), backend, versions.get("torch"), tuple(models), plan.layout.ranks_per_node
+            )
+            files[FILE_NAME if is_usual else f"pytorch-ddp-bucket-{bucket:g}.json"] = msgspec.to_builtins(file)
+            of_file = [*size_rows(file, measured.confidence)]
+            told.append(printed(file, of_file))
+            for row in (row for row in of_file if is_usual or row["size"] != NO_DDP):
+                arm = Arm("ddp", row["gpus"], row["batch"], variant=variant)
+                beside = alone if is_usual else replace(arm, variant=AS_THERE)
+                ratio = measured.throughput(studies[row["model"]], arm, beside) if row["size"] != NO_DDP else None
+                rows.append({**row, "bucket_cap_mb": bucket, "ratio": ratio})
+        table = Rows("pytorch-ddp", "Sizes and buckets", _COLUMNS, rows, 4, _NOTES)
+        findings = [count_text(len(rows), "size")] * bool(rows)
+        return Results("PyTorch's DDP benchmark", findings, [table], measured.problems(), more=told, files=files)
+
+
+def _variant(text: str) -> Variant:
+    size = above_zero(text)
+    return AS_THERE if size == USUAL_BUCKET_CAP_MB else replace(AS_THERE, bucket_cap_mb=size)
+
+
+def _benchmark(measured: MeasuredSuite, study: Study, variant: Variant) -> DdpBenchmark | None:
+    """Steps that all ranks made of each arm; None without those of one GPU without DDP."""
+    results = list[DdpBenchmarkResult]()
+    for arm in (arm for arm in study.arms if arm.kind == "alone" or arm.variant == variant):
+        of = groups(measured.evidence.columns, study.id, (arm,), measured.plan.layout)
+        steps_s: Iterable[Any] = of.at(0).reading(STEP_S).astype(np.float64) if of.places else ()
+        if rounds := [some for one in steps_s if (some := one[:, ~np.isnan(one).any(axis=0)]).size]:
+            steps = tuple(np.concatenate(rounds, axis=1).ravel().tolist())
+            counts = tuple(one.shape[1] for one in rounds)
+            results.append(DdpBenchmarkResult(tuple(range(arm.world_size)), steps, counts))
+        elif arm.kind == "alone":
+            return None
+    return DdpBenchmark(study.workload.family.model, study.workload.batch_size, tuple(results))

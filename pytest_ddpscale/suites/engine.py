@@ -16,15 +16,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.judge.metrics import merged
+from pytest_ddpscale.judge.metrics import Arms, merged
 from pytest_ddpscale.judge.stats import Found, estimate_of, t_quantile
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
@@ -40,6 +39,7 @@ from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Ending, RunRecord
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.open import look, thresholds_path
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption, refuse_other_devices
@@ -52,11 +52,7 @@ from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from pytest_ddpscale.util.document import html_page, markdown_page
 
-if TYPE_CHECKING:
-    from pytest_ddpscale.launch.supervisor import Judge
-
 NOT_ALL_WELL = 1  # exit code if something failed or could not be measured
-_LOG_EVERY_S = 60.0
 # Options of pytest, by attribute of `Settings`, that have an effect on suites …
 IN_ROUNDS = ("rounds", "block_s", "confidence")  # … that time blocks in rounds and report intervals
 OF_STEPS = (*IN_ROUNDS, "nvtx")  # … whose blocks are steps of a model
@@ -103,8 +99,8 @@ class SuiteNodes:
 
     def plan(self, studies: Iterable[Study] = (), **more: Any) -> Plan:
         """A plan of studies, on all nodes."""
-        told = {"nodes": self.machine.cluster.nodes, "ranks_per_node": self.ranks_per_node} | more
-        return Plan(self.subject.sku, self.subject.device_type, tuple(studies), **told)
+        nodes, per_node, of = self.machine.cluster.nodes, self.ranks_per_node, self.subject
+        return Plan(of.sku, of.device_type, tuple(studies), nodes=nodes, ranks_per_node=per_node, **more)
 
 
 @dataclass(frozen=True)
@@ -119,11 +115,18 @@ class Measured:
         """What was planned."""
         return self.evidence.plan
 
+    def complete(self, study: Study, arm: Arm) -> ArmRounds:
+        """The rounds of an arm that all nodes have."""
+        layout = self.plan.layout
+        there = merged(self.evidence.columns, study.id, arm, layout)
+        ranks = arm.world_size * (layout.nodes if layout.judged_by_node([arm]) else 1)
+        return there.of(there.present.sum(axis=1) == ranks)
+
     def paces(self, study: Study, *arms: Arm) -> FloatArray:
         """Samples per second and GPU of arms in the rounds that all of them have, (arms, rounds)."""
-        found = [merged(self.evidence.columns, study.id, arm, self.plan.layout) for arm in arms]
-        numbers = reduce(np.intersect1d, (one.numbers for one in found))
-        return np.stack([one.samples_per_s_per_gpu[np.isin(one.numbers, numbers)] for one in found])
+        return np.stack(
+            [one.samples_per_s_per_gpu for one in Arms([self.complete(study, arm) for arm in arms], 1).paired.arms]
+        )
 
     def throughput(self, study: Study, arm: Arm, baseline: Arm | None = None) -> Found | None:
         """Samples per second and GPU of an arm, at the slowest rank's pace, or over those of another in the same
@@ -160,21 +163,13 @@ class MeasuredSuite(Measured):
         return say(of.errors.get(study_id) or of.interrupted.get(study_id) or limit)
 
     def problems(self) -> list[str]:
-        """Why arms of studies are missing or rest on fewer rounds than planned."""
-        found, layout = [], self.plan.layout
+        """Why studies are missing or rest on fewer rounds than planned."""
+        found = []
         for study in self.plan.studies:
-            complete, why = dict[str, set[int]](), self.why_missing(study.id)
-            for arm in study.arms:
-                there = merged(self.evidence.columns, study.id, arm, layout)
-                ranks = arm.world_size * (layout.nodes if layout.judged_by_node([arm]) else 1)
-                complete[arm.name] = {*there.numbers[there.present.sum(axis=1) == ranks].tolist()}
-            missing, rounds = [name for name, of in complete.items() if not of], set.intersection(*complete.values())
-            some = f" ({', '.join(missing)})" if 0 < len(missing) < len(complete) else ""
-            name = f"{study.workload.name}{some}"
-            if not rounds:
-                found.append(f"{name}: {why or 'no complete round'}")
-            elif why:
-                found.append(f"{name}: after {len(rounds)} of {study.rounds} rounds: {why}")
+            rounds, why = self.paces(study, *study.arms).shape[1], self.why_missing(study.id)
+            if why or not rounds:
+                so_far = f"after {rounds} of {study.rounds} rounds" if rounds else "no complete round"
+                found.append(f"{study.workload.name}: {so_far}{f': {why}' if why else ''}")
         return found
 
 
@@ -196,7 +191,7 @@ class Suite(ABC):
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan what to measure. Raises BadInput."""
 
-    def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge | None:
+    def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Any:
         """A judge that decides when a study can stop; None measures all rounds."""
         return None
 
@@ -229,18 +224,18 @@ class SuiteSource(ResumeSource):
 
     def _open(self) -> None:
         """Begin a run directory, or go on in that of --ddp-resume, which the same command has begun."""
-        name, first = self._suite.name, self._first
+        first = self._first
         if self._resumes is None:
             MeasureSource._open(self)
             # Even if the run is killed, its reports can be made.
-            said = {"suite": name, "confidence": self.subject.settings.confidence}
+            said = {"suite": self._suite.name, "confidence": self.subject.settings.confidence}
             self.measured_run.write_json(self.measured_run.suite_json, said)
             return
         run = RunDirectory.open(self._resumes)
         refuse_other_devices(run, self.machine.devices, first)
         self._resumption = read_resumption(run)
         there = (*self._resumption.plan.timed, *self._resumption.plan.training_runs)
-        if run.read_suite().get("suite") != name or not {*first.timed, *first.training_runs} <= {*there}:
+        if not {*first.timed, *first.training_runs} <= {*there}:
             expected = "the command and options that it was begun with"
             raise OptionError("--ddp-resume", f"{run.path} measures something else", expected)
         super()._open()
@@ -261,9 +256,11 @@ class SuiteSource(ResumeSource):
             assert self.plan is not None  # since it was made
             if self.plan_to_measure is not None:
                 self.measure(self._progress(self.plan_to_measure))
-            measured = measured_suite(self.measured_run, self.subject.settings.confidence)
-            is_first = not self.writing_problem and len(self.plan.study_ids) == len(self._first.study_ids)
-            if is_first and (more := self._suite.further(self._arguments, self._nodes, measured)):
+            more, is_first = None, len(self.plan.study_ids) == len(self._first.study_ids)
+            if is_first and not self.writing_problem:
+                measured = measured_suite(self.measured_run, self.subject.settings.confidence)
+                more = self._suite.further(self._arguments, self._nodes, measured)
+            if more is not None:
                 self.measured_run.write_json(self.measured_run.plan_json, self.plan.joined(more))
                 self._launch(more, self._progress(more))
             ending = "finished"
@@ -273,14 +270,14 @@ class SuiteSource(ResumeSource):
 
     def _progress(self, plan: Plan) -> Listener:
         """Progress lines: in place on a terminal, at most one a minute in a log."""
-        shown_s, is_terminal = -_LOG_EVERY_S, sys.stderr.isatty()
+        shown_s, is_terminal = -60.0, sys.stderr.isatty()
 
         def show(line: str, passing: bool) -> None:
             nonlocal shown_s
             if is_terminal:
                 width = shutil.get_terminal_size().columns - 1 if passing else None
                 print(f"\r\x1b[K{line[:width]}", end="" if passing else "\n", file=sys.stderr, flush=True)
-            elif not passing or time.monotonic() - shown_s >= _LOG_EVERY_S:
+            elif not passing or time.monotonic() - shown_s >= 60:
                 shown_s = time.monotonic()
                 print(line, file=sys.stderr, flush=True)
 
@@ -308,7 +305,7 @@ def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
 def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
     """The nodes to measure, from options. Raises BadInput."""
     refuse_unread_variables(os.environ)
-    settings = replace(settings_from(vars(arguments), {}), unfit="stop")  # a suite never measures unfit nodes
+    settings = settings_from(vars(arguments), {})
     site = Site(settings, Path.cwd(), Path.cwd(), tuple(sys.argv))
     thresholds = load_thresholds(thresholds_path(site), of_earlier_run=settings.resume is not None)
     sku = AUTO if settings.gpu_sku == AUTO else thresholds.sku_name(settings.gpu_sku)
@@ -329,9 +326,7 @@ def tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
         run.write_json(run.path / name, content)
     for rows in found.tables:
         write_atomically(run.path / f"{rows.name}.csv", rows.csv())
-    if lost := next((one.caption for one in found.drawn if not one.svg), ""):
-        print(f"figures {lost}")
-    else:
+    if all(one.svg for one in found.drawn):
         write_pngs(found.drawn, run.plots)
     facts = facts_of(suite.name, measured.record, measured.evidence.gangs, measured.versions)
     blocks = found.blocks(confidence, facts)

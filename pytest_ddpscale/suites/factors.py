@@ -10,14 +10,15 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain, product, repeat
+from operator import ne
 from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.families.image import FEATURES, MOST_HIDDEN
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import BYTES_PER_GRADIENT, Workload
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.options import (
@@ -26,29 +27,34 @@ from pytest_ddpscale.suites.options import (
     MOST_RANKS,
     PRECISIONS,
     counts,
+    image_model,
     image_workload,
     several,
     whole,
 )
-from pytest_ddpscale.suites.results import Column, Results, Row, Rows, between
+from pytest_ddpscale.suites.results import Column, Results, Row, Rows
 from pytest_ddpscale.util.command_parser import adder
+from pytest_ddpscale.util.digits import percent
 
 # These have one linear layer, like their original head.
 LINEAR = ("squeezenet1_0", "squeezenet1_1", "resnet18")
 MOST_RANKS_BY_DEFAULT = 4
 EPOCH_IMAGES = 60_000  # of MNIST's training split
-# What differs between the workloads of a factor; a model also differs in its parameters.
-FACTORS: dict[str, Callable[[Workload], Any]] = {
-    "batch": lambda one: one.batch_size,
-    "model": lambda one: one.family.model,
-    "trained parameters": lambda one: one.family.classifier_parameters,
+# The value of each factor for a workload and its ranks; models also differ in their parameters.
+FACTORS: dict[str, Callable[[Workload, int], Any]] = {
+    "batch": lambda one, _: one.batch_size,
+    "world size": lambda _, ranks: ranks,
+    "model": lambda one, _: one.family.model,
+    "trained parameters": lambda one, _: one.family.classifier_parameters,
 }
 _NOTES = (
-    "Computation: a step of no_sync@k, k ranks at once under DDP without communication. Communication: what a ddp@k "
-    "step takes longer in the same round, so that noise can make it negative.",
-    "Data moved in an epoch of 60000 images: by the document of Banerjee and Shah N ÷ (B · k) · trained parameters; "
-    "sent by a rank in a ring all-reduce, 2 (k − 1) ÷ k · 4 bytes · trained parameters a step.",
+    "Computation: a step without communication. Communication: what a step takes longer with it in the same round; "
+    "noise can make it negative. By the document: N ÷ (B · k) · trained parameters for the 60000 images of an epoch.",
 )
+_METRICS = {
+    "computation_ms": COMPUTATION_TIME, "communication_ms": COMMUNICATION_TIME,
+    "communication_share": EXPOSED_COMMUNICATION,
+}  # fmt: skip
 _COLUMNS = (
     Column("factor", "Factor"), Column("value", "Value", "{:,}"),
     Column("computation_ms", "Computation ms", better=-1), Column("communication_ms", "Communication ms", better=-1),
@@ -56,12 +62,6 @@ _COLUMNS = (
     Column("document_gb_per_epoch", "By the document, GB"),
     Column("sent_gb_per_rank_and_epoch", "Sent by each rank, GB"),
 )  # fmt: skip
-
-
-def _model(text: str) -> str:
-    if text not in FEATURES:
-        raise ValueError(f"a model whose features can be frozen: {', '.join(sorted(FEATURES))}")
-    return text
 
 
 class Factors(Suite):
@@ -73,10 +73,16 @@ class Factors(Suite):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for the values of each factor."""
         told = "the first is the centre, where the other factors stay"
-        add = adder(parser)
-        add("--batches", "N,N", several(whole(MOST_BATCH)), f"images per GPU, {told}", "1024,64,128,256,512")
-        add("--models", "M,M", several(_model), f"frozen, {told}", "vgg16,squeezenet1_0,alexnet,resnet18,densenet121")
-        add("--hidden-sizes", "H,H", several(whole(MOST_HIDDEN)),
+        add, number = adder(parser), several(whole(MOST_BATCH))
+        add("--batches", "N,N", number, f"images per GPU, {told}", "1024,64,128,256,512")
+        add(
+            "--models",
+            "M,M",
+            several(image_model),
+            f"frozen, {told}",
+            "vgg16,squeezenet1_0,alexnet,resnet18,densenet121",
+        )
+        add("--hidden-sizes", "H,H", number,
             f"width of the classifier's two hidden layers, {told}", "4096,2048,1024")  # fmt: skip
         add("--world-sizes", "K,K", counts(MOST_RANKS), "the largest is the centre; default: each up to 4")
         add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
@@ -90,60 +96,47 @@ class Factors(Suite):
         sizes = arguments.world_sizes or range(1, min(MOST_RANKS_BY_DEFAULT, most) + 1)
         if sizes[-1] > most:
             raise OptionError("--world-sizes", f"found {sizes[-1]}, but {most} can be used", f"at most {most}")
-        batches, models, widths = arguments.batches, arguments.models, arguments.hidden_sizes
-        cells = [(one, models[0], widths[0]) for one in batches] + [(batches[0], one, widths[0]) for one in models]
-        cells += [(batches[0], models[0], one) for one in widths]
-
-        def study(batch: int, model: str, width: int, of_sizes: Any) -> Study:
-            is_linear = model in LINEAR
-            workload = image_workload(
-                arguments, nodes, batch, model=model, num_classes=10, classifier_hidden=0 if is_linear else width,
-                name=f"{model}-{'linear' if is_linear else f'h{width}'}-batch-{batch}",
+        centre, *others = product(arguments.batches, arguments.models, arguments.hidden_sizes)
+        workloads = dict.fromkeys(
+            image_workload(
+                arguments, nodes, batch, model=model, num_classes=10, classifier_hidden=0 if model in LINEAR else width,
+                name=f"{model}-h{0 if model in LINEAR else width}-batch-{batch}",
                 feature_weights=str(weights / f"{model}.pth") if weights else None,
-            )  # fmt: skip
-            return nodes.study(workload, [Arm(kind, size, batch) for size in of_sizes for kind in ("no_sync", "ddp")])
-
-        studies = {one.workload: one for one in (study(*of, sizes[-1:]) for of in cells)}
-        centre = study(*cells[0], sizes)
-        return nodes.plan((studies | {centre.workload: centre}).values())
+            )
+            for batch, model, width in (centre, *(one for one in others if sum(map(ne, one, centre)) == 1))
+        )  # fmt: skip
+        return nodes.plan(
+            nodes.study(one, [Arm(kind, size, one.batch_size) for size in of_one for kind in ("no_sync", "ddp")])
+            for one, of_one in zip(workloads, chain([sizes], repeat(sizes[-1:])), strict=False)
+        )
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each factor and value; the centre has one in each factor that is swept."""
         centre, rows = measured.plan.studies[0], [*_rows(measured)]
-        said = between((found for row in rows if (found := row["communication_share"])), "{:.1%}")
+        shares = [found.value for row in rows if (found := row["communication_share"])]
         ranks, of = max(arm.world_size for arm in centre.arms), centre.workload
         what = f"{of.family.model}, frozen, batch {of.batch_size}, {ranks} ranks"
-        findings = [f"communication {said} of a step"] * bool(said)
+        findings = [f"communication at most {percent(max(shares), 1)} of a step"] if shares else []
         return Results(what, findings, [Rows("factors", "By factor", _COLUMNS, rows, 2, _NOTES)], measured.problems())
 
 
 def _rows(measured: MeasuredSuite) -> Iterator[Row]:
-    """Rows of each factor with at least two values, ascending; models by trained parameters."""
-    centre, *others = measured.plan.studies
-    sizes = sorted({arm.world_size for arm in centre.arms})
-    of_factor = {factor: [(centre, sizes[-1])] for factor in FACTORS}
-    for study in others:
-        differs = (factor for factor, of in FACTORS.items() if of(study.workload) != of(centre.workload))
-        of_factor[next(differs)].append((study, sizes[-1]))
-    of_factor["world size"] = [(centre, size) for size in sizes]
-    for factor, cells in of_factor.items():
-        rows = [_row(measured, factor, *one) for one in cells] if len(cells) > 1 else []
-        yield from sorted(rows, key=lambda row: [row[key] for key in ("world_size", "batch", "trained_parameters")])
-
-
-def _row(measured: MeasuredSuite, factor: str, study: Study, ranks: int) -> Row:
-    workload = study.workload
-    parameters = workload.family.classifier_parameters
-    metrics = {
-        "computation_ms": COMPUTATION_TIME, "communication_ms": COMMUNICATION_TIME,
-        "communication_share": EXPOSED_COMMUNICATION,
-    }  # fmt: skip
-    return {
-        "factor": factor, "value": FACTORS[factor](workload) if factor in FACTORS else ranks,
-        **{key: measured.value(metric, study, ranks) for key, metric in metrics.items()},
-        "trained_parameters": parameters, **data_moved(parameters, workload.batch_size, ranks),
-        "workload": workload.name, "batch": workload.batch_size, "world_size": ranks,
-    }  # fmt: skip
+    """Rows of each factor with at least two values."""
+    cells = [(one, size) for one in measured.plan.studies for size in sorted({arm.world_size for arm in one.arms})]
+    centre = measured.plan.studies[0].workload, max(size for _, size in cells)
+    of_factor: dict[str, list[Row]] = {factor: [] for factor in FACTORS}
+    for study, ranks in cells:
+        of, values = study.workload, {factor: read(study.workload, ranks) for factor, read in FACTORS.items()}
+        row = {key: measured.value(metric, study, ranks) for key, metric in _METRICS.items()} | {
+            "trained_parameters": values["trained parameters"], "batch": of.batch_size, "world_size": ranks,
+            **data_moved(values["trained parameters"], of.batch_size, ranks),
+        }  # fmt: skip
+        differs = [factor for factor, read in FACTORS.items() if values[factor] != read(*centre)]
+        for factor in differs[:1] or FACTORS:
+            of_factor[factor].append({"factor": factor, "value": values[factor], **row})
+    for rows in of_factor.values():
+        if len(rows) > 1:
+            yield from rows
 
 
 def data_moved(parameters: int, batch: int, ranks: int, images: int = EPOCH_IMAGES) -> dict[str, float]:

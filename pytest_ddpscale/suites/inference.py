@@ -1,21 +1,31 @@
-"""`ddpscale suite inference`: forward passes of one model, batch by batch, on one GPU alone and on all at once.
+"""`ddpscale suite inference` and `ddpscale suite data-parallel`: forward passes of one model, batch by batch.
 
-Without communication and training, any loss of all GPUs at once comes from sharing the host: its cores, memory, power
-and cooling.
+Inference: on one GPU alone and on all at once. Without communication and training, any loss of all GPUs at once comes
+from sharing the host: its cores, memory, power and cooling.
+
+Data-parallel: by one process on several GPUs. Interleaved rounds time our DataParallel (replicate, scatter,
+parallel_apply, gather) and torch's nn.DataParallel, which both copy the model to all GPUs in every pass; one GPU with
+the whole batch; and a rank on each GPU with its share.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
+
+from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE_THROUGHPUT
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.engine import OF_STEPS, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.options import MOST_BATCH, add_image_model, counts, image_workload
-from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
+from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
+from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.command_parser import adder
+from pytest_ddpscale.util.listing import count_text
 
 _PACE = "samples_per_s_per_gpu"
 # Share of the highest throughput from which on a larger batch is not worth its latency.
@@ -24,6 +34,11 @@ _NOTES = (
     "Total: ranks at once times the pace of the slowest.",
     "Latency: percentiles of each round, over all passes and ranks; p99 needs 100 of them to mean much.",
 )
+# Arms in which one process divides a batch.
+WAYS = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}
+_RATIO = "{:.3f}×"
+_OF_SPLIT = ("Communication: the share of our pass outside our parallel_apply, which is timed in the same round.",)
+_CPU = "All devices are this CPU: times say nothing about GPUs. nn.DataParallel needs two GPUs: not measured."
 
 
 class Inference(Suite):
@@ -35,7 +50,7 @@ class Inference(Suite):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for model and batches."""
         add_image_model(parser)
-        adder(parser)("--batches", "N,N", counts(MOST_BATCH), "per GPU", "32,64,128,256")
+        adder(parser)("--batches", "N,N", counts(MOST_BATCH), "images of a pass", "32,64,128,256")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each batch, the smallest first; a batch that exceeds the memory ends only its own study."""
@@ -57,8 +72,7 @@ class Inference(Suite):
             values = {key: measured.value(metric, study, ranks) for key, metric in asked.items()}
             if pace := values[_PACE]:
                 rows.append({
-                    "batch": arm.batch_size, "ranks": ranks, "at_once": f"{ranks} at once", **values,
-                    "samples_per_s": ranks * pace.value,
+                    "batch": arm.batch_size, "ranks": ranks, **values, "samples_per_s": ranks * pace.value,
                 })  # fmt: skip
         of, rate = plan.studies[0].workload, f"{plan.unit}/s"
         columns = [
@@ -66,7 +80,7 @@ class Inference(Suite):
             Column(_PACE, f"{rate} per {plan.device}", better=1), Column("samples_per_s", f"Total {rate}"),
             *(Column(f"p{one}_ms", f"p{one} ms", better=-1) for one in INFERENCE_LATENCIES),
         ]  # fmt: skip
-        drawn = Drawn(f"Throughput per {plan.device} by batch", "batch", (_PACE,), by="at_once")
+        drawn = Drawn(f"Throughput per {plan.device} by batch", "batch", (_PACE,), by="ranks")
         table = Rows("inference", "By batch", columns, rows, 2, _NOTES, drawn)
         what = f"Inference of {of.family.model} in {of.precision}"
         return Results(what, [*findings_of(rows, f"{rate} per {plan.device}")], [table], measured.problems())
@@ -80,7 +94,69 @@ def findings_of(rows: Sequence[Row], unit: str) -> Iterator[str]:
         best = max(paces, key=lambda batch: paces[batch].value)
         yield f"{paces[best].value:.4g} {unit} ({ranks} at once, batch {best})"
     if len(paces) > 1:
-        limits = {batch: found.interval or (found.value,) * 2 for batch, found in paces.items()}
-        at = next(batch for batch, (_, high) in limits.items() if high >= SATURATED * limits[best][0])
-        grows = f"throughput still grows at batch {at}, the largest measured"
-        yield grows if at == max(paces) else f"saturated from batch {at} on"
+        least = SATURATED * (paces[best].interval or paces[best])[0]
+        at = next(batch for batch, one in paces.items() if (one.interval or one[:1])[-1] >= least)
+        yield "throughput still grows at the largest batch" if at == max(paces) else f"saturated from batch {at} on"
+
+
+class DataParallel(Inference):
+    """Throughput and communication share of DataParallel by batch, beside one device and a rank on each."""
+
+    name = "data-parallel"
+
+    def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
+        """Plan a study for each batch, the smallest first; all devices share it, rounded up to a multiple of them."""
+        devices = nodes.ranks_per_node
+        if devices < 2:
+            raise OptionError("--ddp-gpus-per-node", "found one device", "at least 2, which are compared with one")
+        # On a CPU nn.DataParallel just calls the model.
+        split = ("vanilla_parallel", "parallel_apply", *["data_parallel"] * (not nodes.is_cpu))
+        return nodes.plan(
+            nodes.study(image_workload(arguments, nodes, batch), [
+                Arm("infer", 1, batch), *(Arm(kind, 1, batch, devices=devices) for kind in split),
+                Arm("infer", devices, batch // devices),
+            ])
+            for batch in dict.fromkeys(-(-batch // devices) * devices for batch in arguments.batches)
+        )  # fmt: skip
+
+    def results(self, measured: MeasuredSuite) -> Results:
+        """A row for each batch and way to infer it."""
+        plan = measured.plan
+        rows, rate = [row for study in plan.studies for row in _split_rows(measured, study)], f"{plan.unit}/s"
+        columns = [
+            Column("batch", "Batch"), Column("way", "Way"), Column("samples_per_s", rate, better=1),
+            Column("to_one_device", "To one device", _RATIO), Column("to_ranks", "To a rank on each", _RATIO),
+            Column("communication_share", "Communication", "{:.1%}"),
+        ]  # fmt: skip
+        drawn = Drawn(f"{plan.samples.capitalize()} per second by batch", "batch", ("samples_per_s",), by="way")
+        notes = [*_OF_SPLIT, *[_CPU] * (plan.device_type == "cpu")]
+        table = Rows("data-parallel", "By batch", columns, rows, 2, notes, drawn)
+        of, devices = plan.studies[0].workload, plan.studies[0].arms[-1].world_size
+        what = f"Inference of {of.family.model} in {of.precision} by one process on {devices} devices"
+        compared = sorted((row for row in rows if row.get("to_ranks")), key=lambda row: row["to_ranks"].value)
+        findings = [
+            f"at best {cell(row['to_ranks'], _RATIO)} a rank on each ({row['way']}, batch {row['batch']})"
+            for row in compared[-1:]
+        ]
+        return Results(what, findings, [table], measured.problems())
+
+
+def _split_rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
+    def paces(*arms: Arm) -> FloatArray:
+        """Of all ranks of the slowest node, at the pace of its slowest rank, in the rounds that all arms have."""
+        return np.asarray(measured.paces(study, *arms) * [[arm.world_size] for arm in arms])
+
+    by_kind = {arm.kind: arm for arm in study.arms}
+    for arm in study.arms:
+        way = WAYS.get(arm.kind) or count_text(arm.world_size, "rank")
+        row: dict[str, Any] = {"batch": study.workload.batch_size, "way": way, "samples_per_s": None}
+        if arm.kind != "parallel_apply":
+            row["samples_per_s"] = measured.estimated(paces(arm)[0])
+        if arm.kind in WAYS:
+            row["to_one_device"] = measured.estimated(np.divide(*paces(arm, study.arms[0])))
+            row["to_ranks"] = measured.estimated(np.divide(*paces(arm, study.arms[-1])))
+        if arm.kind == "vanilla_parallel":
+            shares = 1 - np.divide(*paces(arm, by_kind["parallel_apply"]))
+            row["communication_share"] = measured.estimated(shares, "differences")
+        if row["samples_per_s"]:
+            yield row

@@ -12,9 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, DatasetRecord, read_dataset_record
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
@@ -31,10 +29,9 @@ from pytest_ddpscale.util.digits import percent
 WORTH = 0.95
 _RATIO = "{:.3f}×"
 _NOTES = (
-    "Efficiency: throughput over that on synthetic data in the same round. Waited: by the rank that waited most for "
-    "its next batch; it may cost nothing while the device still computes. To set: the fewest workers that are shown "
-    f"to reach {percent(WORTH)} of the fastest setting. Where loading may be the bottleneck, more --ddp-rounds narrow "
-    "intervals.",
+    "Efficiency: throughput over that on synthetic data in the same round. Waited: by the rank that waited most; may "
+    f"cost nothing while the device still computes. To set: the fewest workers shown to reach {percent(WORTH)} of the "
+    "fastest; more --ddp-rounds narrow intervals.",
 )
 
 
@@ -51,17 +48,18 @@ class InputPipeline(Suite):
             help="has train/CLASS/IMAGE, the same on every node")  # fmt: skip
         add("--workers", "N,N", counts(MOST_LOADER_WORKERS, 0), "loader processes per rank", "0,2,4,8")
         add("--prefetch", "N,N", counts(MOST_PREFETCH), "batches that each worker reads ahead", "2")
-        add_image_model(parser, pixels=None)
+        add_image_model(parser)
         add("--batch", "N", whole(MOST_BATCH), "images per GPU", 128)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan one study with synthetic data and each setting of the loader."""
         folder = arguments.folder.expanduser().absolute()
-        record = _record_of(folder, is_here=not nodes.machine.cluster.is_elsewhere)
-        workload = image_workload(
-            arguments, nodes, arguments.batch, num_classes=max(record.classes, 1000),
-            image_size=arguments.image_size or record.image_size,
-        )  # fmt: skip
+        classes = [*(folder / "train").glob("*")]
+        if not classes and not nodes.machine.cluster.is_elsewhere:
+            raise OptionError(
+                "--folder", f"{folder} has no train/CLASS", "train/CLASS/IMAGE (see ddpscale make-dataset)"
+            )
+        workload = image_workload(arguments, nodes, arguments.batch, num_classes=max(len(classes), 1000))
         variants = [
             Variant(workers=one, prefetch=ahead or None)
             for one in arguments.workers
@@ -76,7 +74,7 @@ class InputPipeline(Suite):
         plan, [study] = measured.plan, measured.plan.studies
         rows = [*_rows(measured, study)]
         chosen, findings = recommended(rows), list[str]()
-        if any(map(_is_loaded, rows)):
+        if len(rows) > 1:
             findings.append(f"the input pipeline {bottleneck(rows)} the bottleneck")
         if chosen is not None:
             reached = f" ({cell(chosen['efficiency'], _RATIO)} the throughput on synthetic data)"
@@ -89,18 +87,7 @@ class InputPipeline(Suite):
         ]  # fmt: skip
         table = Rows("input-pipeline", "Loading", columns, rows, notes=_NOTES)
         what = f"{study.workload.family.model} in {study.workload.precision} on {study.workload.data_kind} images"
-        values = {"recommended": chosen and chosen["data"]}
-        return Results(what, findings, [table], measured.problems(), values=values)
-
-
-def _record_of(folder: Path, *, is_here: bool) -> DatasetRecord:
-    """make-dataset's record of the folder, or as many pixels as usual. Raises OptionError."""
-    if is_here and not (folder / "train").is_dir():
-        raise OptionError("--folder", f"{folder} has no folder train", "train/CLASS/IMAGE (see ddpscale make-dataset)")
-    try:
-        return read_dataset_record(folder) or DatasetRecord({}, 1000, 224)
-    except ValueError as error:
-        raise OptionError("--folder", f"{folder / DATASET_FILE}: {error}", "a record from make-dataset") from None
+        return Results(what, findings, [table], measured.problems())
 
 
 def _rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
@@ -110,15 +97,11 @@ def _rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
     for arm, found in pace.items():
         row: dict[str, Any] = {"data": arm.variant.name, "samples_per_s_per_gpu": found}
         if arm is not synthetic:
-            rounds = merged(measured.evidence.columns, study.id, arm, measured.plan.layout)
+            rounds = measured.complete(study, arm)
             row["efficiency"] = measured.throughput(study, arm, synthetic)
             row["to_fastest"] = measured.throughput(study, arm, fastest)
             row["waited_share"] = float(waited_s_per_step(rounds).mean() / rounds.step_s.mean())
         yield row
-
-
-def _is_loaded(row: Row) -> bool:
-    return "efficiency" in row
 
 
 def _limits(found: Found | None) -> tuple[float, float]:
@@ -128,7 +111,7 @@ def _limits(found: Found | None) -> tuple[float, float]:
 
 def recommended(rows: Sequence[Row]) -> Row | None:
     """The first setting, of those with the fewest workers, that is shown to reach `WORTH` of the fastest."""
-    return next((row for row in rows if _is_loaded(row) and _limits(row["to_fastest"])[0] >= WORTH), None)
+    return next((row for row in rows if _limits(row.get("to_fastest"))[0] >= WORTH), None)
 
 
 def bottleneck(rows: Sequence[Row]) -> str:
@@ -136,7 +119,7 @@ def bottleneck(rows: Sequence[Row]) -> str:
 
     It is not if the recommended setting keeps up, and it is if no setting keeps up.
     """
-    chosen = recommended(rows)
+    chosen, reached = recommended(rows), [found for row in rows if (found := row.get("efficiency"))]
     if chosen is not None and _limits(chosen["efficiency"])[0] >= WORTH:
         return "is not"
-    return "is" if all(_limits(row["efficiency"])[1] < WORTH for row in rows if _is_loaded(row)) else "may be"
+    return "is" if reached and all(_limits(found)[1] < WORTH for found in reached) else "may be"

@@ -64,11 +64,11 @@ def image_model(text: str) -> str:
     return text
 
 
-def add_image_model(parser: argparse.ArgumentParser, pixels: int | None = 224) -> None:
-    """Add options for a model, its images (without `pixels` as large as the folder's) and its precision."""
-    add, usual = adder(parser), "" if pixels else "default: as make-dataset wrote them, else 224"
+def add_image_model(parser: argparse.ArgumentParser) -> None:
+    """Add options for a model, its images and its precision."""
+    add = adder(parser)
     add("--model", "MODEL", image_model, "torchvision model", "resnet50")
-    add("--image-size", "PIXELS", whole(MOST_PIXELS), usual, pixels)
+    add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
     parser.add_argument("--precision", choices=PRECISIONS, help="by autocast; default: fp16, on a CPU fp32")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.words.verdicts import headline_of
-from pytest_ddpscale.run.run_json import OPERATOR, RunRecord
+from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.util.document import (
     Block,
@@ -100,14 +100,13 @@ class Rows:
 
     def shown(self, interval: str) -> Table:
         """The table; `interval` is the title of intervals."""
-        parts = list[tuple[str, list[str]]]()
-        for column in self.columns:
-            values = [row.get(column.key) for row in self.rows]
-            if any(column.key in row for row in self.rows):
-                parts.append((column.title, [cell(one, column.form) for one in values]))
-            if any(isinstance(one, Found) for one in values):
-                parts.append((interval, [ends(one, column.form) for one in values]))
-        rows = [*zip(*(cells for _, cells in parts), strict=True)]
+        there = [one for one in self.columns if any(one.key in row for row in self.rows)]
+        parts = [
+            (title, [write(row.get(one.key), one.form) for row in self.rows])
+            for one in there for title, write in ((one.title, cell), (interval, ends))
+            if write is cell or any(isinstance(row.get(one.key), Found) for row in self.rows)
+        ]  # fmt: skip
+        rows = zip(*(cells for _, cells in parts), strict=True)
         return table([title for title, _ in parts], rows, of_numbers=True, names=self.names)
 
     @property
@@ -139,7 +138,7 @@ class Rows:
         series, x = dict[str, list[Point]](), columns[told.x]
         for row in sorted(self.rows, key=lambda row: row[x.key]):
             for key in (key for key in told.ys if row[key] is not None):
-                name = row[told.by] if told.by else columns[key].title
+                name = cell(row[told.by]) if told.by else columns[key].title
                 point = Point(row[x.key], *found(row[key]), is_failed=bool(row.get("is_missed")))
                 series.setdefault(name, []).append(point)
         axes = {"x_is_log": True, "x_name": lambda value: cell(value, x.form), **told.axes}
@@ -166,12 +165,6 @@ def cell(value: Any, form: Form = "{:.4g}") -> str:
 def ends(value: Any, form: Form = "{:.4g}") -> str:
     """The interval of a cell as text; a dash without one."""
     return " … ".join(cell(end, form) for end in found(value).interval or ()) or ABSENT
-
-
-def between(values: Iterable[Found], form: Form = "{:.4g}") -> str:
-    """The least and the most of values; empty of none."""
-    ascending = sorted(one.value for one in values)
-    return " to ".join(dict.fromkeys(cell(one, form) for one in (*ascending[:1], *ascending[-1:])))
 
 
 def json_value(value: Any) -> Any:
@@ -239,12 +232,11 @@ class Results:
 
 def facts_of(suite: str, record: RunRecord, gangs: Any, versions: Mapping[str, str]) -> Facts:
     """What was tested, when, where and by whom; empty facts are left out."""
-    facts = (
-        ("Suite", suite), ("SKU", record.sku),
-        ("Hosts", first_few([f"{host} ({len(ranks)})" for host, ranks in ranks_by_host(gangs).items()], 8)),
-        ("Began", f"{record.began:%Y-%m-%d %H:%M} UTC"), ("Notes", "; ".join(record.notes)),
-        *((name.capitalize(), said) for name, said in (record.noted | {OPERATOR: ", ".join(record.operators)}).items()),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("Command", shlex.join(record.argv)),
-    )  # fmt: skip
-    return Facts([(name, said) for name, said in facts if said])
+    hosts = [f"{host} ({len(ranks)})" for host, ranks in ranks_by_host(gangs).items()]
+    facts = {
+        "Suite": suite, "SKU": record.sku, "Hosts": first_few(hosts, 8), "Began": f"{record.began:%Y-%m-%d %H:%M} UTC",
+        **{name.capitalize(): said for name, said in record.noted.items()},
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "Command": shlex.join(record.argv),
+    }  # fmt: skip
+    return Facts([one for one in facts.items() if one[1]])

@@ -18,13 +18,12 @@ import msgspec
 import pytest
 
 from pytest_ddpscale.cli import main
+from pytest_ddpscale.suites.comparing import diff_of
 from pytest_ddpscale.suites.ddp_benchmark import (
     DdpBenchmarkFile,
     DdpBenchmarkResult,
-    benchmark_lines,
-    diff_of,
+    read_diff,
     results_of_file,
-    size_name,
 )
 from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.builders.nights import judged_run
@@ -70,9 +69,9 @@ BAD: list[tuple[str, str]] = [
     (spoilt(lambda _, sizes: sizes[1].update(measurements=[0.0])), "Expected `float` > 0"),
     (spoilt(lambda _, sizes: sizes[1].update(measurements=[float("nan")])), "NaN is not JSON"),
     (spoilt(lambda _, sizes: sizes[1].update(measurements=["0.1"])), "Expected `float`, got `str`"),
-    (spoilt(lambda _, sizes: sizes[2].update(measurements=[0.1] * 3)), "3 measurements of 2 ranks"),
+    (spoilt(lambda _, sizes: sizes[2].update(measurements=[0.1] * 3)), "measurements that are no multiple of ranks"),
     (spoilt(lambda _, sizes: sizes[1].update(ranks=[])), "Expected `array` of length >= 1"),
-    (spoilt(lambda _, sizes: sizes.reverse()), "is of 2 ranks; expected one GPU without"),
+    (spoilt(lambda _, sizes: sizes.reverse()), "a first result of several ranks; expected one GPU without"),
 ]
 
 
@@ -98,7 +97,10 @@ def test_steps_of_ranks_that_wait_for_each_other_count_once() -> None:
 
 @rows(("gpus", "per_machine", "name"), [(4, 8, "1M/4G"), (8, 8, "1M/8G"), (24, 8, "3M/8G"), (4, 2, "2M/2G")])
 def test_sizes_are_named_by_machines(gpus: int, per_machine: int, name: str) -> None:
-    assert size_name(gpus, per_machine) == name
+    sizes = [{"ranks": [*range(ranks)], "measurements": [0.1] * ranks} for ranks in (1, gpus)]
+    benchmark = {"model": "resnet50", "batch_size": 32, "result": sizes}
+    file = parsed(SAID | {"benchmark_results": [benchmark], "gpus_per_machine": per_machine})
+    assert [row["size"] for row in results_of_file(file).tables[0].rows] == ["no ddp", name]
 
 
 def parsed(said: Any) -> DdpBenchmarkFile:
@@ -130,12 +132,13 @@ def test_times_and_examples_per_second_agree_in_every_cell_of_the_whole_tables()
 def test_the_table_is_printed_as_published_with_the_efficiencies_that_thresholds_yaml_takes_from_it(
     model: str, overhead: float, two_machines: float
 ) -> None:
-    found = results_of_file(parsed(example_report())).tables[0].rows
-    of_model = [row for row in found if row["model"] == model]
-    for line, (size, row) in zip([*benchmark_lines(BATCH, of_model)][3:], EXAMPLE[model].items(), strict=True):
+    found = results_of_file(parsed(example_report()))
+    of_model = [row for row in found.tables[0].rows if row["model"] == model]
+    said = "\n".join(found.lines()).split(f"Benchmark: {model} with batch size {BATCH}\n")[1].splitlines()[2:8]
+    for line, (size, row) in zip(said, EXAMPLE[model].items(), strict=True):
         assert f" GPUs -- {size:>8}:  p50:" in line
-        said = re.findall(r"p(\d\d): +([\d.]+)s +(\d+)/s", line)
-        for (per_cent, seconds, rate), (asked, printed) in zip(said, row.items(), strict=True):
+        of_line = re.findall(r"p(\d\d): +([\d.]+)s +(\d+)/s", line)
+        for (per_cent, seconds, rate), (asked, printed) in zip(of_line, row.items(), strict=True):
             assert (int(per_cent), float(seconds)) == (asked, printed.s_per_iter)
             least, most = printed.s_per_iter - ROUNDING_S, printed.s_per_iter + ROUNDING_S
             assert int(BATCH / most) <= min(int(rate), printed.examples_per_s)
@@ -145,20 +148,23 @@ def test_the_table_is_printed_as_published_with_the_efficiencies_that_thresholds
     assert efficiencies == sorted(efficiencies, reverse=True), "no size is more efficient than a smaller one"
 
 
-def test_the_diff_is_the_published_one_where_its_baseline_can_be_the_published_run() -> None:
-    found = diff_of(parsed(example_report()), parsed(bucket_size_1_report()), 0.95).table.rows
+def test_the_diff_is_the_published_one_where_its_baseline_can_be_the_published_run(tmp_path: Path) -> None:
+    a, b = (tmp_path / name for name in ("25.json", "1.json"))
+    written(a, example_report())
+    written(b, bucket_size_1_report())
+    said = [line for line in read_diff([a, b], 0.95).told if " GPUs:" in line]
     deviating: dict[str, list[int]] = {}
     of_diff = ((model, size, row) for model, sizes in DIFF.items() for size, row in sizes.items())
-    for (model, size, printed_row), row in zip(of_diff, found, strict=True):
-        for per_cent, printed in printed_row.items():
-            a, b = (row[f"p{per_cent}_s_{of}"] for of in ("baseline", "test"))
-            assert b == pytest.approx(printed.s_per_iter)
+    for (model, size, row), line in zip(of_diff, said, strict=True):
+        of_line = re.findall(r"p(\d\d): +([\d.]+)s +\d+/s +([+-][\d.]+)%", line)
+        for (per_cent, printed), (asked, seconds, share) in zip(row.items(), of_line, strict=True):
+            assert (per_cent, printed.s_per_iter) == (int(asked), float(seconds))
             assert printed.diff < 0, "25 beats 1 in every row, as the document concludes"
             base = EXAMPLE[model][size][per_cent]
             (a_least, a_most), (b_least, b_most) = limits_s(base), limits_s(printed)
             low, high = -100 * (b_most / a_least - 1), -100 * (b_least / a_most - 1)
-            reach = 100 * ROUNDING_S * 2.1 / base.s_per_iter
-            assert low - reach <= 100 * (a - b) / a <= high + reach
+            reach = 100 * ROUNDING_S * 2.1 / base.s_per_iter + ROUNDING_PERCENT
+            assert low - reach <= float(share) <= high + reach
             if not low - ROUNDING_PERCENT <= printed.diff <= high + ROUNDING_PERCENT:
                 deviating.setdefault(f"{model} {size}", []).append(per_cent)
     told = [f"{name} {' '.join(map(str, of))}" for name, of in deviating.items()]
@@ -199,7 +205,7 @@ def test_the_commands_tell_what_the_document_tells(tmp_path: Path, capsys: Captu
     assert "Benchmark: resnext101_32x8d with batch size 32" in told
     assert main(["compare", usual, small]) == 0
     answer, _, as_published = capsys.readouterr().out.partition("\n\n")
-    assert answer == "Of 20 sizes: 17 slower, 3 no difference shown"
+    assert answer == "Of 24 numbers in both: 17 higher, 7 no difference shown"
     assert as_published.startswith(THEIRS.rstrip("\n"))
 
 
@@ -217,16 +223,14 @@ def steps(seed: int, count: int = 10, slower: float = 1.0, correlation: float = 
 
 
 def on_two(a: Any, b: Any) -> Any:
-    return diff_of(parsed(a), parsed(b), 0.95).table.rows[-1]
+    return diff_of(results_of_file(parsed(a)), results_of_file(parsed(b))).table.rows[-1]
 
 
 def test_a_slower_step_is_shown_with_an_interval_that_correlated_steps_widen() -> None:
     found = on_two(steps(1), steps(2, slower=1.1))
     low, high = found["change"].interval
-    assert (found["result"], found["over"]) == ("slower", "10 steps")
-    assert low < -0.1 < high
-    short = on_two(steps(1, count=5), steps(2))
-    assert (short["result"], short["over"], short["change"]) == ("no interval", "5 and 10 steps", None)
+    assert found["result"] == "higher"
+    assert low < 0.1 < high
     ends = [
         on_two(steps(1), steps(2, count=400, correlation=one, slower=1.1))["change"].interval for one in (0.0, 0.97)
     ]
@@ -236,48 +240,48 @@ def test_a_slower_step_is_shown_with_an_interval_that_correlated_steps_widen() -
 
 def test_where_nothing_differs_hardly_anything_is_shown_though_steps_correlate() -> None:
     found = [on_two(steps(2 * n, correlation=0.5), steps(2 * n + 1, correlation=0.5))["result"] for n in range(100)]
-    assert sum(one in ("slower", "faster") for one in found) <= 2
+    assert sum(one in ("lower", "higher") for one in found) <= 2
 
 
 def test_the_exit_code_says_whether_anything_is_surely_slower(tmp_path: Path, capsys: Capture) -> None:
     a, b = (written(tmp_path / f"{slower}.json", steps(1, 20, slower)) for slower in (1.0, 1.1))
     assert main(["compare", a, b, "--fail-below", "5%"]) == 1
-    assert "FAIL: worse by more than 5 %: 2: vgg16 with batch size 32 on 1 GPUs, vgg16" in capsys.readouterr().out
-    assert main(["compare", a, b, "--fail-below", "10%"]) == 0, "the far end of an interval fails nothing"
+    assert "FAIL: worse by more than 5 %: 3: vgg16, 32, no ddp: Mean s, vgg16, 32, 1M/1G: " in capsys.readouterr().out
+    assert main(["compare", a, b, "--fail-below", "11%"]) == 0
     assert main(["compare", b, a, "--fail-below", "5%"]) == 0, "faster is no loss"
     capsys.readouterr()
     assert main(["compare", a, b, "--format", "json", "--fail-below", "5%"]) == 1
     said = json.loads(capsys.readouterr().out)
-    assert (len(said["worse"]), said["lost"], said["fails"], said["kind"]) == (2, [], True, "pytorch-ddp")
-    assert said["sizes"][-1]["change"]["interval"][1] < 0
+    assert (len(said["worse"]), said["lost"], said["fails"], said["kind"]) == (3, [], True, "pytorch-ddp")
+    assert said["numbers"][-1]["change"]["interval"][0] > 0.05
 
 
-def test_what_only_one_of_them_has_is_named_and_fails_unless_it_is_allowed(tmp_path: Path, capsys: Capture) -> None:
-    whole, fewer, short = steps(1), steps(2), steps(3, count=5)
+def test_what_the_second_lacks_is_named_and_fails_unless_it_is_allowed(tmp_path: Path, capsys: Capture) -> None:
+    whole, fewer, short = steps(1), steps(2), steps(3)
     del fewer["benchmark_results"][0]["result"][-1]
-    for said, lost in ((fewer, ["2 GPUs"]), (short, ["1 GPUs", "2 GPUs"])):
+    short["benchmark_results"][0]["result"][-1]["measurements"] = [0.1] * 10  # five of each rank have no interval
+    for said in (fewer, short):
         paths = [written(tmp_path / "a.json", whole), written(tmp_path / "b.json", said)]
         assert main(["compare", *paths, "--fail-below", "50%", "--format", "json"]) == 1
-        assert json.loads(capsys.readouterr().out)["lost"] == [f"vgg16 with batch size 32 on {one}" for one in lost]
+        assert json.loads(capsys.readouterr().out)["lost"] == ["vgg16, 32, 1M/2G: Mean s"]
         assert main(["compare", *paths, "--fail-below", "50%", "--allow-missing"]) == 0
         assert main(["compare", *paths]) == 0
-        assert ("only_baseline: vgg16 with batch size 32 on 2 GPUs\n" in capsys.readouterr().out) == (said is fewer)
+        assert "Only in A\n---------\n- vgg16, 32, 1M/2G: Mean s\n" in capsys.readouterr().out
         assert main(["compare", *reversed(paths), "--fail-below", "50%"]) == 0, "what was added is not lost"
-        assert ("only_test: vgg16 with batch size 32 on 2 GPUs\n" in capsys.readouterr().out) == (said is fewer)
+        capsys.readouterr()
 
 
 def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path, capsys: Capture) -> None:
-    a = written(tmp_path / "a.json", steps(1))
+    a, run = written(tmp_path / "a.json", steps(1)), str(judged_run(tmp_path / "run", 0, {"n1": [100.0] * 2}).path)
     other = written(tmp_path / "b.json", steps(1, model="resnet50"))
-    run = str(judged_run(tmp_path / "run", 0, {"n1": [100.0] * 2}).path)
     none = "is missing or has no report of PyTorch's DDP benchmark; the other"
     for arguments, why in (
-        ([a, other], "no model and batch size in common"), ([a, run], f"{run}: {none}"), ([run, a], f"{run}: {none}"),
-        ([a, str(tmp_path / "none.json")], f"json: {none}"), ([a], "found 1; expected two runs"),
+        (["compare", a, other], "found no number that has an interval in both; expected two runs of one suite"),
+        (["compare", a, run], f"{run}: {none}"), (["compare", run, a], f"{run}: {none}"),
+        (["compare", a, str(tmp_path / "none.json")], f"json: {none}"), (["compare", a], "found 1; expected two runs"),
+        (["import", "pytorch-ddp", "none.json"], "none.json: cannot be read as a report (No such file or directory)"),
     ):  # fmt: skip
-        assert main(["compare", *arguments]) == USER_ERROR
+        assert main(arguments) == USER_ERROR
         told = capsys.readouterr().err
         assert why in told
         assert len(told.splitlines()) == 1
-    assert main(["import", "pytorch-ddp", "none.json"]) == USER_ERROR
-    assert "none.json: cannot be read as a report (No such file or directory)" in capsys.readouterr().err

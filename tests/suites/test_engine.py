@@ -150,7 +150,7 @@ def test_two_runs_of_a_suite_are_compared_and_of_two_suites_refused(capsys: Capt
     assert (said["lost"], len(said["numbers"])) == (["4: img/s per rank", "4: Efficiency"], 2)
     run.write_json(run.suite_json, {"suite": "inference"})
     assert main(["compare", "a", "b"]) == USER_ERROR
-    assert "found suites inference and halves; expected two runs of one suite" in capsys.readouterr().err
+    assert "found no number that has an interval in both; expected two runs of one" in capsys.readouterr().err
 
 
 def recorded(name: str, pace: float, only: int = 2) -> RunDirectory:

@@ -11,23 +11,21 @@ import msgspec
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.suites.comparing import diff_of
 from pytest_ddpscale.suites.ddp_benchmark import (
     FILE_NAME,
     DdpBenchmarkFile,
-    diff_of,
+    PytorchDdp,
     read_ddp_benchmark,
     results_of_file,
 )
 from pytest_ddpscale.suites.engine import MeasuredSuite
-from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp, arms_of
 from pytest_ddpscale.suites.results import Results
 from tests.approved import assert_approved
 from tests.builders.judged import STEPS, evidence_of_plan, measure
 from tests.suites.conftest import MeasuredAndTold
+from tests.suites.planned import planned
 from tests.suites.run_records import SUITE_RECORD, text_of
 
 SMALL = ("suite", "pytorch-ddp", "--gpu-sku=cpu", "--models=squeezenet1_1", "--batch=2", "--image-size=64",
@@ -37,10 +35,15 @@ Pace = Callable[[Arm, int, int], float]
 
 
 def test_sizes_are_one_gpu_a_node_and_whole_nodes_and_buckets_are_compared_at_each() -> None:
-    alone, *arms = arms_of(8, 2, BATCH, [1.0, 5.0])
+    of_two = ("--gpu-sku=v100", "--ddp-hosts=n1,n2", "--ddp-exec=true {host}")
+    first, other = planned(
+        PytorchDdp(), "--bucket-sizes=5,25", "--models=resnet50,resnet101", gpus=6, sku=of_two
+    ).studies
+    assert [study.workload.name for study in (first, other)] == ["resnet50", "resnet101"]
+    alone, *arms = first.arms
     assert (alone.name, alone.world_size) == ("alone", 1)
     assert [(arm.variant.bucket_cap_mb, arm.world_size) for arm in arms] == [
-        (bucket, size) for bucket in (None, 1, 5) for size in (1, 2, 4, 8, 16)
+        (bucket, size) for bucket in (None, 5) for size in (1, 2, 4, 6, 12)
     ]
     assert {arm.variant.broadcast_buffers for arm in arms} == {False}
 
@@ -52,11 +55,9 @@ def usual_pace(arm: Arm, number: int, rank: int) -> float:
 
 def reported(nodes: int = 1, pace: Pace = usual_pace, without: str = "", confidence: float = 0.95) -> Results:
     """The suite on so many nodes of two ranks, the second slow; the arm `without` was not measured."""
-    study = Study(
-        "weak", Workload("resnet50", ImageFamily("resnet50"), "fp32", BATCH), tuple(arms_of(2, nodes, BATCH, [1.0])),
-        ROUNDS, 1.0, 1.0,
-    )  # fmt: skip
-    plan = Plan("cpu", "cpu", (study,), nodes=nodes, ranks_per_node=2)
+    hosts = ("--gpu-sku=cpu", f"--ddp-hosts={','.join(('n1', 'n2')[:nodes])}", "--ddp-exec=true {host}")
+    plan = planned(PytorchDdp(), "--models=resnet50", "--bucket-sizes=1", f"--ddp-rounds={ROUNDS}", gpus=2, sku=hosts)
+    (study,) = plan.studies
     first = [one for one in measure(study, ROUNDS, pace, 2) if one.arm != without]
     second = [
         replace(one, rank=one.rank + 2, host="node1", device=f"GPU-{one.rank + 2}", step_s=(1.0,) * STEPS)
@@ -100,6 +101,7 @@ def test_the_file_reads_back_as_the_suite_s_own_table_of_the_first_machine() -> 
     found, of_two = reported(), file_of(reported(2))
     for row, own in zip(results_of_file(file_of(found)).tables[0].rows, found.tables[0].rows, strict=False):
         assert row.items() <= own.items()
+    assert [row["bucket_cap_mb"] for row in found.tables[0].rows] == [25, 25, 25, 1, 1]
     bucket = file_of(found, "pytorch-ddp-bucket-1.json")
     assert (bucket.bucket_size, [len(one.ranks) for one in bucket.benchmark_results[0].result]) == (1, [1, 1, 2])
     assert of_two.benchmark_results[0].result[:3] == file_of(found).benchmark_results[0].result
@@ -112,10 +114,11 @@ def test_two_of_them_are_compared_over_rounds() -> None:
     def slower(arm: Arm, number: int, rank: int) -> float:
         return usual_pace(arm, number, rank) * (0.9 if arm.world_size == 2 else 1.0)
 
-    one, two = diff_of(file_of(reported()), file_of(reported(pace=slower)), 0.95).table.rows
-    assert (one["result"], two["result"], two["over"]) == ("no difference shown", "slower", f"{ROUNDS} rounds")
+    before, after = (results_of_file(file_of(reported(pace=pace))) for pace in (usual_pace, slower))
+    *same, two = diff_of(before, after).table.rows
+    assert ([one["result"] for one in same], two["result"]) == (["no difference shown"] * 2, "higher")
     change, (low, high) = two["change"]
-    assert change == pytest.approx(1 - 1 / 0.9, rel=1e-4)
+    assert change == pytest.approx(1 / 0.9 - 1, rel=1e-4)
     assert low < change < high
 
 
@@ -128,7 +131,7 @@ def test_it_is_measured_reported_and_told_again(
     assert "90 % interval" in told
     found = json.loads(run.suite_json.read_text())["tables"]["pytorch-ddp"]
     sizes = [(one["size"], one["bucket_cap_mb"]) for one in found]
-    assert sizes == [("no ddp", None), ("1M/1G", None), ("1M/2G", None), ("1M/1G", 1.0), ("1M/2G", 1.0)]
+    assert sizes == [("no ddp", 25), ("1M/1G", 25), ("1M/2G", 25), ("1M/1G", 1), ("1M/2G", 1)]
     for name in (FILE_NAME, "pytorch-ddp-bucket-1.json"):
         (benchmark,) = read_ddp_benchmark(run.path / name).benchmark_results
         assert [len(one.ranks) for one in benchmark.result] == [1, 1, 2]

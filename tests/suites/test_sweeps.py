@@ -14,10 +14,9 @@ from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.table import Columns
-from pytest_ddpscale.suites.data_parallel import DataParallel
 from pytest_ddpscale.suites.engine import Suite
 from pytest_ddpscale.suites.factors import Factors
-from pytest_ddpscale.suites.inference import Inference, findings_of
+from pytest_ddpscale.suites.inference import DataParallel, Inference, findings_of
 from pytest_ddpscale.suites.input_pipeline import InputPipeline, bottleneck, recommended
 from pytest_ddpscale.suites.results import Results, Row, found
 from tests.approved import assert_approved
@@ -117,13 +116,13 @@ def test_a_batch_that_broke_with_all_ranks_is_no_finding() -> None:
     told = Inference().results(replace(whole, evidence=replace(whole.evidence, columns=Columns(columns))))
     assert "(4 at once, batch 32)" in told.headline
     assert "saturated" not in told.headline
-    assert told.problems == [f"{plan.studies[1].workload.name} (infer@4): no complete round"]
+    assert told.problems == [f"{plan.studies[1].workload.name}: no complete round"]
 
 
 @pytest.mark.parametrize(("limits", "said"), [
     ([(50, 51), (90, 91), (99, 101), (99, 101)], ["saturated from batch 128 on"]),
     ([(50, 51), (90, 97), (99, 101), (99, 101)], ["saturated from batch 64 on"]),
-    ([(50, 51), (60, 61), (80, 81), (99, 101)], ["throughput still grows at batch 256, the largest measured"]),
+    ([(50, 51), (60, 61), (80, 81), (99, 101)], ["throughput still grows at the largest batch"]),
     ([(50, 51)], []),
 ])  # fmt: skip
 def test_saturated_is_the_smallest_batch_not_shown_to_be_slower(
@@ -166,13 +165,11 @@ def test_each_other_workload_differs_from_the_centre_in_one_factor() -> None:
     at_centre = ["no_sync@4", "ddp@4"]
     assert {one.workload.name: [arm.name for arm in one.arms] for one in studies} == {
         "vgg16-h4096-batch-1024": [f"{kind}@{k}" for k in (1, 2, 3, 4) for kind in ("no_sync", "ddp")],
-        "vgg16-h4096-batch-512": at_centre, "resnet18-linear-batch-1024": at_centre,
+        "vgg16-h4096-batch-512": at_centre, "resnet18-h0-batch-1024": at_centre,
         "vgg16-h1024-batch-1024": at_centre,
     }  # fmt: skip
     assert {one.workload.precision for one in studies} == {"fp32"}
-    assert [one.workload.family.feature_weights for one in studies][1:3] == [
-        f"/weights/{model}.pth" for model in ("vgg16", "resnet18")
-    ]
+    assert {one.workload.family.feature_weights for one in studies} == {"/weights/vgg16.pth", "/weights/resnet18.pth"}
     (centre,) = planned(Factors(), "--batches=8", "--models=resnet18", gpus=2).studies
     assert {arm.world_size for arm in centre.arms} == {1, 2}, "all GPUs, if there are fewer than four"
 
@@ -180,8 +177,8 @@ def test_each_other_workload_differs_from_the_centre_in_one_factor() -> None:
 def test_communication_is_what_it_adds_to_computation() -> None:
     rows = of("factors")
     assert values(rows, "value", factor="world size") == [1, 2, 3, 4]
-    assert values(rows, "value", factor="model") == ["alexnet", "vgg16"]
-    assert values(rows, "value", factor="trained parameters") == [26_750_986, 119_586_826]
+    assert values(rows, "value", factor="model") == ["vgg16", "alexnet"]
+    assert values(rows, "value", factor="trained parameters") == [119_586_826, 26_750_986]
     for row in rows.tables[0].rows:
         more = 50 * (row["world_size"] - 1)
         assert row["computation_ms"].value == pytest.approx(row["batch"], rel=0.002)

@@ -33,7 +33,7 @@ WRONG = {
         PRECISION,
     ],
     f"suite factors {COMMON}": [
-        ("--models=alexnet,vit_b_16", "--models: found 'alexnet,vit_b_16'; expected a model whose features"),
+        ("--models=alexnet,vit_b_16", "classifier_hidden freezes vit_b_16, whose number of features is unknown;"),
         ("--batches=4,none", f"--batches: found '4,none'; {FROM_1}"),
         ("--world-sizes=1,3", "--world-sizes: found 3, but 2 can be used; expected at most 2"),
         ("--hidden-sizes=", f"--hidden-sizes: found ''; {FROM_1}"),
