@@ -12,7 +12,7 @@ from pytest_ddpscale.compare.value_change import Estimate, ValueChange, change_b
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.suites.registry import suite_told
+from pytest_ddpscale.suites.engine import suite_told
 from pytest_ddpscale.suites.results import Column, Results, Rows, cell
 from pytest_ddpscale.util.document import Section, bullets, text_lines
 from pytest_ddpscale.util.listing import count_text

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from pytest_ddpscale.errors import OptionError, ResultFileError
+from pytest_ddpscale.errors import ResultFileError
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.judge.metrics import groups
 from pytest_ddpscale.judge.stats import estimate_of
@@ -42,7 +42,7 @@ from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, Sui
 from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, above_zero, image_model, several, whole
 from pytest_ddpscale.suites.results import Column, Results, Row, Rows
 from pytest_ddpscale.util.command_parser import adder
-from pytest_ddpscale.util.document import Listing, Section
+from pytest_ddpscale.util.document import Block, Listing, Section
 from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.printable import one_line, printable_json
 from pytest_ddpscale.util.regular_file import read_regular
@@ -141,51 +141,37 @@ def report_at(path: Path) -> Path | None:
     return found if found.is_file() else None
 
 
-def size_rows(file: DdpBenchmarkFile, confidence: float) -> Iterator[dict[str, Any]]:
-    """A row for each model and size, one GPU without DDP first; ``2M/8G`` are sixteen GPUs of two machines.
+def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95) -> Results:
+    """Efficiency of each size, then configuration and each model's rows as the benchmark prints them.
 
-    Weak scaling: each GPU has the same batch at every size, so efficiency is a ratio of median step times.
+    Weak scaling: each GPU has the same batch at every size, so efficiency is a ratio of median step times. ``2M/8G``:
+    sixteen GPUs of two machines. Printed examples per second are per GPU and truncated.
     """
+    rows, lines = list[Row](), [f"{key}: {value}" for key, value in file.configuration.items()]
     for of in file.benchmark_results:
+        lines += ["", f"Benchmark: {of.model} with batch size {of.batch_size}", ""]
+        lines.append(" " * 28 + "    ".join(["sec/iter    ex/sec  "] * len(PERCENTS)).rstrip())
         for one in of.result:
             gpus, is_ddp = len(one.ranks), one is not of.result[0]
             machines = max(1, gpus // file.gpus_per_machine)
-            times = {f"p{p}_s": float(np.percentile(one.measurements, p)) for p in PERCENTS}
-            yield {
-                "model": of.model, "batch": of.batch_size, "gpus": gpus,
-                "size": f"{machines}M/{gpus // machines}G" if is_ddp else NO_DDP, **times,
+            size = f"{machines}M/{gpus // machines}G" if is_ddp else NO_DDP
+            times = {p: float(np.percentile(one.measurements, p)) for p in PERCENTS}
+            cells = (f"  p{p:02d}:  {s:1.3f}s  {int(of.batch_size / s):6d}/s" for p, s in times.items())
+            lines.append(f"{gpus:4d} GPUs -- {size:>8}:{''.join(cells)}")
+            rows.append({
+                "model": of.model, "batch": of.batch_size, "size": size, "gpus": gpus,
                 "mean_s": estimate_of(one.separate_s, "factors", confidence),
-                "efficiency": float(np.median(of.result[0].measurements)) / times["p50_s"] if is_ddp else None,
-            }  # fmt: skip
-
-
-def printed(file: DdpBenchmarkFile, rows: Iterable[Row]) -> Section:
-    """Configuration and rows as the benchmark prints them; examples per second are per GPU and truncated."""
-    lines = [f"{key}: {value}" for key, value in file.configuration.items()]
-    for (model, batch), of_model in groupby(rows, _model):
-        lines += ["", f"Benchmark: {model} with batch size {batch}", ""]
-        lines.append(" " * 28 + "    ".join(["sec/iter    ex/sec  "] * len(PERCENTS)).rstrip())
-        for row in of_model:
-            cells = (f"  p{p:02d}:  {(s := row[f'p{p}_s']):1.3f}s  {int(batch / s):6d}/s" for p in PERCENTS)
-            lines.append(f"{row['gpus']:4d} GPUs -- {row['size']:>8}:{''.join(cells)}")
-    return Section("As the benchmark prints it", [Listing("\n".join(lines))])
-
-
-def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95) -> Results:
-    """The file as a report: efficiency of each size, then configuration and each model's table."""
-    rows = [*size_rows(file, confidence)]
-    told, table = count_text(len(file.benchmark_results), "model"), Rows("pytorch-ddp", "Sizes", _COLUMNS, rows, 3)
-    return Results("PyTorch's DDP benchmark, imported", [told], [table], more=[printed(file, rows)])
+                "efficiency": float(np.median(of.result[0].measurements)) / times[50] if is_ddp else None,
+                **{f"p{p}_s": seconds for p, seconds in times.items()},
+            })  # fmt: skip
+    told = Section("As the benchmark prints it", [Listing("\n".join(lines))])
+    table = Rows("pytorch-ddp", "Sizes", _COLUMNS, rows, 3, _NOTES)
+    return Results("PyTorch's DDP benchmark", [count_text(len(rows), "size")], [table], more=[told])
 
 
 def read_diff(paths: Sequence[Path], confidence: float) -> SuiteDiff:
     """The comparison of two reports, or of the run directories that have them. Raises BadInput."""
-    files = list[DdpBenchmarkFile]()
-    for path in paths:
-        if (report := report_at(path)) is None:
-            found = "is missing or has no report of PyTorch's DDP benchmark; the other one has"
-            raise OptionError(str(path), found, f"two of its reports, or run directories with {FILE_NAME}")
-        files.append(read_ddp_benchmark(report))
+    files = [read_ddp_benchmark(report_at(path) or path) for path in paths]
     a, b = (results_of_file(one, confidence) for one in files)
     return diff_of(a, b, kind="pytorch-ddp", told=[*_diff_lines(files, a.tables[0].rows, b.tables[0].rows)])
 
@@ -250,7 +236,11 @@ class PytorchDdp(Suite):
         machine is measured on the first GPUs of the first machine.
         """
         plan, versions, files, rows = measured.plan, measured.versions, dict[str, Any](), list[Row]()
-        studies, (alone, *arms), told = {one.workload.name: one for one in plan.studies}, plan.studies[0].arms, []
+        studies, (alone, *arms), told = (
+            {one.workload.name: one for one in plan.studies},
+            plan.studies[0].arms,
+            list[Block](),
+        )
         for variant in dict.fromkeys(arm.variant for arm in arms):
             models = [*filter(None, (_benchmark(measured, one, variant) for one in plan.studies))]
             if not models:
@@ -258,18 +248,19 @@ class PytorchDdp(Suite):
             bucket, is_usual = variant.bucket_cap_mb or USUAL_BUCKET_CAP_MB, variant == AS_THERE
             backend = "gloo" if plan.device_type == "cpu" else "nccl"
             file = DdpBenchmarkFile(
-                bucket, versions.get("cuda"), backend, versions.get("torch"), tuple(models), plan.layout.ranks_per_node
-            )
+                int(bucket) if bucket % 1 == 0 else bucket, versions.get("cuda"), backend, versions.get("torch"),
+                tuple(models), plan.layout.ranks_per_node,
+            )  # fmt: skip
             files[FILE_NAME if is_usual else f"pytorch-ddp-bucket-{bucket:g}.json"] = msgspec.to_builtins(file)
-            of_file = [*size_rows(file, measured.confidence)]
-            told.append(printed(file, of_file))
-            for row in (row for row in of_file if is_usual or row["size"] != NO_DDP):
+            of_file = results_of_file(file, measured.confidence)
+            told += of_file.more
+            for row in (row for row in of_file.tables[0].rows if is_usual or row["size"] != NO_DDP):
                 arm = Arm("ddp", row["gpus"], row["batch"], variant=variant)
                 beside = alone if is_usual else replace(arm, variant=AS_THERE)
                 ratio = measured.throughput(studies[row["model"]], arm, beside) if row["size"] != NO_DDP else None
                 rows.append({**row, "bucket_cap_mb": bucket, "ratio": ratio})
-        table = Rows("pytorch-ddp", "Sizes and buckets", _COLUMNS, rows, 4, _NOTES)
         findings = [count_text(len(rows), "size")] * bool(rows)
+        table = Rows("pytorch-ddp", "Sizes", _COLUMNS, rows, 4, _NOTES)
         return Results("PyTorch's DDP benchmark", findings, [table], measured.problems(), more=told, files=files)
 
 

@@ -44,8 +44,16 @@ from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.open import look, thresholds_path
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption, refuse_other_devices
 from pytest_ddpscale.session.sources import Machine, Site, Subject
-from pytest_ddpscale.settings import AUTO, Settings, refuse_unread_variables, settings_from
-from pytest_ddpscale.suites.registry import report_suite
+from pytest_ddpscale.settings import (
+    AUTO,
+    OPTIONS,
+    Settings,
+    confidence_level,
+    read_value,
+    refuse_unread_variables,
+    settings_from,
+)
+from pytest_ddpscale.suites.registry import suite_of
 from pytest_ddpscale.suites.results import Results, facts_of
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.arrays import FloatArray
@@ -310,6 +318,20 @@ def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
     thresholds = load_thresholds(thresholds_path(site), of_earlier_run=settings.resume is not None)
     sku = AUTO if settings.gpu_sku == AUTO else thresholds.sku_name(settings.gpu_sku)
     return SuiteNodes(*look(site, thresholds, sku))
+
+
+def suite_told(run: RunDirectory) -> tuple[Suite, MeasuredSuite]:
+    """The suite that a run directory is of, and what it holds. Raises BadInput."""
+    said, where = run.read_suite(), str(run.suite_json)
+    suite = read_value(where, str(said.get("suite")), suite_of)
+    confidence = str(said.get("confidence", OPTIONS["confidence"].default))
+    return suite, measured_suite(run, read_value(where, confidence, confidence_level))
+
+
+def report_suite(run: RunDirectory) -> int:
+    """Make a suite's reports from its run directory. Returns the exit code. Raises BadInput, OSError."""
+    suite, measured = suite_told(run)
+    return tell(suite, run, measured)
 
 
 def tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
-from itertools import chain, product, repeat
+from itertools import product
 from operator import ne
 from pathlib import Path
 from typing import Any
@@ -72,16 +72,10 @@ class Factors(Suite):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for the values of each factor."""
-        told = "the first is the centre, where the other factors stay"
+        told, models = "the first is the centre, where others stay", "vgg16,squeezenet1_0,alexnet,resnet18,densenet121"
         add, number = adder(parser), several(whole(MOST_BATCH))
         add("--batches", "N,N", number, f"images per GPU, {told}", "1024,64,128,256,512")
-        add(
-            "--models",
-            "M,M",
-            several(image_model),
-            f"frozen, {told}",
-            "vgg16,squeezenet1_0,alexnet,resnet18,densenet121",
-        )
+        add("--models", "M,M", several(image_model), f"frozen, {told}", models)
         add("--hidden-sizes", "H,H", number,
             f"width of the classifier's two hidden layers, {told}", "4096,2048,1024")  # fmt: skip
         add("--world-sizes", "K,K", counts(MOST_RANKS), "the largest is the centre; default: each up to 4")
@@ -96,19 +90,23 @@ class Factors(Suite):
         sizes = arguments.world_sizes or range(1, min(MOST_RANKS_BY_DEFAULT, most) + 1)
         if sizes[-1] > most:
             raise OptionError("--world-sizes", f"found {sizes[-1]}, but {most} can be used", f"at most {most}")
-        centre, *others = product(arguments.batches, arguments.models, arguments.hidden_sizes)
-        workloads = dict.fromkeys(
+        every = [*product(arguments.batches, arguments.models, arguments.hidden_sizes)]
+        one_factor = (one for one in every if sum(map(ne, one, every[0])) < 2)
+        cells = dict.fromkeys((batch, model, 0 if model in LINEAR else width) for batch, model, width in one_factor)
+        workloads = (
             image_workload(
-                arguments, nodes, batch, model=model, num_classes=10, classifier_hidden=0 if model in LINEAR else width,
-                name=f"{model}-h{0 if model in LINEAR else width}-batch-{batch}",
+                arguments, nodes, batch, model=model, num_classes=10, classifier_hidden=width,
+                name=f"{model}-h{width}-batch-{batch}",
                 feature_weights=str(weights / f"{model}.pth") if weights else None,
             )
-            for batch, model, width in (centre, *(one for one in others if sum(map(ne, one, centre)) == 1))
+            for batch, model, width in cells
         )  # fmt: skip
         return nodes.plan(
-            nodes.study(one, [Arm(kind, size, one.batch_size) for size in of_one for kind in ("no_sync", "ddp")])
-            for one, of_one in zip(workloads, chain([sizes], repeat(sizes[-1:])), strict=False)
-        )
+            nodes.study(one, [
+                Arm(kind, size, one.batch_size) for size in (sizes[-1:] if at else sizes) for kind in ("no_sync", "ddp")
+            ])
+            for at, one in enumerate(workloads)
+        )  # fmt: skip
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each factor and value; the centre has one in each factor that is swept."""
@@ -139,15 +137,15 @@ def _rows(measured: MeasuredSuite) -> Iterator[Row]:
             yield from rows
 
 
-def data_moved(parameters: int, batch: int, ranks: int, images: int = EPOCH_IMAGES) -> dict[str, float]:
+def data_moved(parameters: int, batch: int, ranks: int) -> dict[str, float]:
     """Gradients of a classifier that are moved in an epoch, in GB.
 
     By Banerjee and Shah, section 2: N ÷ (B · k) · trainable parameters. By a ring all-reduce, which sends each gradient
     2 (k − 1) ÷ k times (nccl-tests, PERFORMANCE.md), in the steps of a rank's share of the images; the last batch may
     be smaller (DistributedSampler).
     """
-    once, steps = parameters * BYTES_PER_GRADIENT / 1e9, math.ceil(math.ceil(images / ranks) / batch)
+    once, steps = parameters * BYTES_PER_GRADIENT / 1e9, math.ceil(math.ceil(EPOCH_IMAGES / ranks) / batch)
     return {
-        "document_gb_per_epoch": images / (batch * ranks) * once,
+        "document_gb_per_epoch": EPOCH_IMAGES / (batch * ranks) * once,
         "sent_gb_per_rank_and_epoch": 2 * (ranks - 1) / ranks * once * steps,
     }

@@ -60,12 +60,12 @@ class InputPipeline(Suite):
                 "--folder", f"{folder} has no train/CLASS", "train/CLASS/IMAGE (see ddpscale make-dataset)"
             )
         workload = image_workload(arguments, nodes, arguments.batch, num_classes=max(len(classes), 1000))
-        variants = [
+        variants = [Variant(data="synthetic")]
+        variants += [
             Variant(workers=one, prefetch=ahead or None)
             for one in arguments.workers
             for ahead in (arguments.prefetch if one else [0])  # without workers there is no read-ahead
         ]
-        variants.insert(0, Variant(data="synthetic"))
         arms = [Arm("ddp", nodes.world_size, arguments.batch, variant=one) for one in variants]
         return nodes.plan([nodes.study(replace(workload, data=ImageFolderData(str(folder))), arms)])
 

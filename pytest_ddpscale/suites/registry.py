@@ -7,12 +7,11 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_ddpscale.settings import OF_ANY_RUN, OPTIONS, confidence_level, read_value
+from pytest_ddpscale.settings import OF_ANY_RUN, OPTIONS
 from pytest_ddpscale.util.command_parser import CommandParser
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.run_directory import RunDirectory
-    from pytest_ddpscale.suites.engine import MeasuredSuite, Suite
+    from pytest_ddpscale.suites.engine import Suite
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -64,21 +63,3 @@ def add_options(suite: Suite, parser: argparse.ArgumentParser) -> None:
             more = {"action": "append" if option.repeats else "store", "metavar": option.metavar}
         common.add_argument(option.flag, dest=option.name, help=option.help, **more)
     parser.set_defaults(run=partial(run_suite, suite))
-
-
-def suite_told(run: RunDirectory) -> tuple[Suite, MeasuredSuite]:
-    """The suite that a run directory is of, and what it holds. Raises BadInput."""
-    from pytest_ddpscale.suites.engine import measured_suite
-
-    said, where = run.read_suite(), str(run.suite_json)
-    suite = read_value(where, str(said.get("suite")), suite_of)
-    confidence = str(said.get("confidence", OPTIONS["confidence"].default))
-    return suite, measured_suite(run, read_value(where, confidence, confidence_level))
-
-
-def report_suite(run: RunDirectory) -> int:
-    """Make a suite's reports again from its run directory. Returns the exit code. Raises BadInput, OSError."""
-    from pytest_ddpscale.suites.engine import tell
-
-    suite, measured = suite_told(run)
-    return tell(suite, run, measured)
