@@ -99,7 +99,7 @@ class Collectives(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """One study of all probes. Raises OptionError."""
-        plan, settings = nodes.plan(), nodes.settings
+        plan, settings = nodes.empty_plan, nodes.settings
         if plan.layout.world_size < 2:
             raise OptionError("--ddp-gpus-per-node", "found one rank", "at least 2: a collective needs others")
         kinds = arguments.operations or COLLECTIVES

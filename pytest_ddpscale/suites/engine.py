@@ -95,6 +95,11 @@ class SuiteNodes:
         return self.ranks_per_node * self.machine.cluster.nodes
 
     @property
+    def empty_plan(self) -> Plan:
+        """A plan without studies, on all nodes."""
+        return self.plan()
+
+    @property
     def pace(self) -> Pace:
         """How long and how often arms are timed; by default the fewest rounds that give an interval."""
         default, settings = PACES[self.subject.device_type], self.settings

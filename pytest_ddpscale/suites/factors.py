@@ -15,7 +15,6 @@ from operator import ne
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
 from pytest_ddpscale.plan.study import Plan
@@ -26,6 +25,7 @@ from pytest_ddpscale.suites.options import (
     MOST_PIXELS,
     MOST_RANKS,
     PRECISIONS,
+    at_most,
     counts,
     image_model,
     image_workload,
@@ -87,9 +87,8 @@ class Factors(Suite):
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each workload, the centre first; the centre has arms for each world size."""
         most, weights = nodes.world_size, arguments.feature_weights
+        at_most("--world-sizes", arguments.world_sizes, most)
         sizes = arguments.world_sizes or range(1, min(MOST_RANKS_BY_DEFAULT, most) + 1)
-        if sizes[-1] > most:
-            raise OptionError("--world-sizes", f"found {sizes[-1]}, but {most} can be used", f"at most {most}")
         every = [*product(arguments.batches, arguments.models, arguments.hidden_sizes)]
         one_factor = (one for one in every if sum(map(ne, one, every[0])) < 2)
         cells = dict.fromkeys((batch, model, 0 if model in LINEAR else width) for batch, model, width in one_factor)

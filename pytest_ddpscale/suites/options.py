@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -87,6 +87,13 @@ def image_workload(
     except ValueError as error:
         raise OptionError("--model, --image-size", str(error)) from None
     return Workload((name or f"{model}-{precision}-batch-{batch}").replace("_", "-"), family, precision, batch)
+
+
+def at_most(option: str, asked: Sequence[int] | int | None, most: int) -> None:
+    """Refuse more ranks than can be used. Raises OptionError."""
+    numbers = [asked] if isinstance(asked, int) else asked or []
+    if max(numbers, default=0) > most:
+        raise OptionError(option, f"found {max(numbers)}, but {most} can be used", f"at most {most}")
 
 
 def workload_of(sku: Sku, model: str, precision: Precision, size: int | None, device_type: DeviceType) -> Workload:
