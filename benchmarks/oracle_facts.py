@@ -34,8 +34,7 @@ NAMES_OF_ROWS = (
 # Sentences, settings of the command, and numbers that follow from others.
 NO_FACTS_OF_SUITE = {
     "schema_version", "suite", "headline", "problems", "failures", "problem", "reason", "why_not", "why_missing",
-    "folder", "snippet_environment", "document_parameters_per_epoch", "document_gb_per_epoch",
-    "sent_mb_per_rank_and_step", "sent_gb_per_rank_and_epoch", "failure",
+    "snippet_environment", "document_gb_per_epoch", "sent_gb_per_rank_and_epoch", "failure",
 }  # fmt: skip
 OF_COMPARED = ("value_a", "value_b", "change", "is_ratio", "difference", "is_worse", "nodes", "of", "is_lost")
 OF_CALIBRATED = ("value", "bound", "node_sd", "launch_sd", "reach", "margin_pct", "nodes", "launches", "sd_is")
@@ -171,7 +170,7 @@ def compare(program: Program, name: str, *arguments: str) -> Facts:
     code, said = _said(program, name, "compare", *arguments, "--format=json")
     facts: Facts = {"run": {"exit code": code} | _some(said, ("kind", "worse", "lost", "fails", "only_a", "only_b"))}
     if said["kind"] == "pytorch-ddp":
-        return facts | dict(_rows(said["sizes"], "size"))
+        return facts | dict(_rows(said["numbers"], "number"))
     return facts | {row["id"]: _some(row, OF_COMPARED) for row in said["requirements"]}
 
 

@@ -19,7 +19,7 @@ from pytest_ddpscale.compare.compare_command import add_compare
 from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.simulate_command import add_simulate, add_thresholds
-from pytest_ddpscale.suites.registry import add_suite, report_suite
+from pytest_ddpscale.suites.registry import add_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
 from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, add_help, parsed
 from pytest_ddpscale.util.nearest import did_you_mean
@@ -256,6 +256,8 @@ def _report(arguments: argparse.Namespace) -> int:
 
     run, judged = open_judged(arguments.directory)
     if run.suite_json.exists():
+        from pytest_ddpscale.suites.engine import report_suite
+
         return report_suite(run)
     judgement = read_judged(run, judged)
     answer, *others = brief_lines(judgement, _columns(), run.read_run())

@@ -17,7 +17,6 @@ Ending = Literal["finished", "interrupted"]
 OPERATOR = "operator"  # key of the note that names the person responsible for a session
 JUDGED_NOTE = "note_"  # in the basis of verdicts, before the keys of a judging session's notes
 _FIRST_YEAR, _LAST_YEAR = 1970, 2200
-SITE, TICKET = "site", "ticket"  # keys of notes that reports show even if they are missing
 SIMULATED_DEVICE = "SIM-"  # prefix of simulated devices, instead of GPU-
 
 
@@ -135,11 +134,6 @@ class RunRecord(Record, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA
         """Persons responsible for its sessions, in order; empty if not given."""
         named = [one.get(OPERATOR) for one in (self.noted, *(resumed.noted for resumed in self.resumed))]
         return tuple(dict.fromkeys(filter(None, named)))
-
-    @property
-    def further_notes(self) -> dict[str, str]:
-        """Notes other than operator, site and ticket, by key."""
-        return {key: said for key, said in self.noted.items() if key not in (OPERATOR, SITE, TICKET)}
 
     @property
     def is_imported(self) -> bool:

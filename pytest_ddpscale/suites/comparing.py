@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.compare.value_change import Estimate, change_between
+from pytest_ddpscale.compare.value_change import Estimate, ValueChange, change_between
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.suites.engine import suite_told
-from pytest_ddpscale.suites.registry import suite_of
-from pytest_ddpscale.suites.results import Column, Rows, cell
-from pytest_ddpscale.util.document import text_lines
+from pytest_ddpscale.suites.results import Column, Results, Rows, cell
+from pytest_ddpscale.util.document import Section, bullets, text_lines
 from pytest_ddpscale.util.listing import count_text
 
 
 @dataclass(frozen=True)
 class SuiteDiff:
-    """Rows of numbers that both have, and names of those that only the first one has."""
+    """Rows of numbers that both have, and names of those that only the first one has; `told` is said above."""
 
     table: Rows
     lost: Sequence[str]
+    kind: str
+    told: Sequence[str]
 
     def worse_by(self, share: float) -> list[str]:
         """Numbers that certainly are worse by more than `share`."""
-        return [row["name"] for row in self.table.rows if row["better"] and row["loss"] > share]
+        return [row["name"] for row in self.table.rows if row["loss"] > share]
 
     def lines(self) -> Iterator[str]:
         """How many differ, then each."""
-        differ = sum(row["result"] != "no difference shown" for row in self.table.rows)
-        yield f"{differ} of {count_text(len(self.table.rows), 'number')} differ"
-        yield from ("", *text_lines(self.table.shown("interval")))
+        results = Counter(row["result"] for row in self.table.rows)
+        said = ", ".join(f"{number} {result}" for result, number in results.most_common())
+        yield f"Of {count_text(len(self.table.rows), 'number')} in both: {said}"
+        lost = Section("Only in A", [bullets(self.lost)])
+        yield from ("", *self.told, *text_lines(self.table.shown("interval"), lost))
 
     def json(self) -> dict[str, Any]:
         """One JSON object."""
-        return {"schema_version": 1, "kind": "suite", "numbers": self.table.json(), "lost": list(self.lost)}
+        return {"schema_version": 2, "kind": self.kind, "numbers": self.table.json()}
 
 
 def is_suite(path: Path) -> bool:
@@ -47,41 +51,40 @@ def is_suite(path: Path) -> bool:
 
 def read_suite_diff(paths: Sequence[Path]) -> SuiteDiff:
     """The comparison of two runs of one suite. Raises BadInput."""
-    (suite, a), (other, b) = (suite_told(RunDirectory.open(path), suite_of) for path in paths)
-    if suite.name != other.name:
-        raise OptionError("RUN_DIR", f"found suites {suite.name} and {other.name}", "two runs of one suite")
-    rows, lost = list[dict[str, Any]](), list[str]()
-    for one, another in zip(suite.results(a).tables, other.results(b).tables, strict=True):
-        there = {_name(another, row): row for row in another.rows}
-        for row in one.rows:
-            name = _name(one, row)
-            for column in one.columns:
-                value, now = (of.get(column.key) for of in (row, there.get(name, {})))
-                title = f"{name}: {column.title}"
-                if not isinstance(value, Found) or value.interval is None:
-                    continue
-                if isinstance(now, Found) and now.interval is not None:
-                    rows.append({"name": title, **_change(value, now, column)})
-                else:
-                    lost.append(title)
-    columns = [Column("name", "Number"), Column("a", "A"), Column("b", "B"), Column("change", "Change", "{:+.1%}"),
-               Column("result", "Result")]  # fmt: skip
-    return SuiteDiff(Rows("comparison", "", columns, rows), lost)
+    a, b = (suite_told(RunDirectory.open(path)) for path in paths)
+    return diff_of(*(suite.results(measured) for suite, measured in (a, b)))
 
 
-def _name(rows: Rows, row: Any) -> str:
-    return ", ".join(cell(row.get(column.key), column.form) for column in rows.columns[: rows.names])
+def diff_of(a: Results, b: Results, *, kind: str = "suite", told: Sequence[str] = ()) -> SuiteDiff:
+    """Each number that has an interval in both, by the names of its row and column.
 
-
-def _change(a: Found, b: Found, column: Column) -> dict[str, Any]:
-    """Of b over a, or in the unit of both where a value may be negative."""
-    (low_a, high_a), (low_b, high_b) = a.interval or (a.value,) * 2, b.interval or (b.value,) * 2
-    found = change_between(
-        Estimate(a.value, (low_a, high_a)), Estimate(b.value, (low_b, high_b)), by_factors=min(low_a, low_b) > 0
-    )
-    change = Found(found.size, (found.low, found.high))
-    return {
-        "a": cell(a, column.form), "b": cell(b, column.form), "change": change, "better": column.better,
-        "loss": -found.high if column.better > 0 else found.low,
-        "result": "no difference shown" if not found.is_shown else "higher" if found.size > 0 else "lower",
-    }  # fmt: skip
+    Its change is a share of the first, and so is its loss, by which it certainly is worse; values may be negative.
+    """
+    before, after = (
+        {
+            f"{', '.join(cell(row.get(one.key), one.form) for one in rows.columns[: rows.names])}: {column.title}":
+            (column, Estimate(number.value, number.interval))
+            for rows in results.tables for row in rows.rows for column in rows.columns
+            if isinstance(number := row.get(column.key), Found) and number.interval
+        }
+        for results in (a, b)
+    )  # fmt: skip
+    rows = list[dict[str, Any]]()
+    for name in (name for name in before if name in after):
+        (column, one), (_, other) = before[name], after[name]
+        by_factors = min(one.interval[0], other.interval[0]) > 0
+        scale = 1.0 if by_factors else abs(one.value) or 1.0
+        change = ValueChange(*(size / scale for size in change_between(one, other, by_factors=by_factors)))
+        direction = "higher" if change.size > 0 else "lower"
+        rows.append({
+            "name": name, "a": cell(one.value, column.form), "b": cell(other.value, column.form),
+            "change": Found(change.size, (change.low, change.high)),
+            "loss": {1: -change.high, -1: change.low}.get(column.better, 0.0),
+            "result": direction if change.is_shown else "no difference shown",
+        })  # fmt: skip
+    if not rows:
+        raise OptionError("RUN_DIR", "found no number that has an interval in both", "two runs of one suite")
+    columns = (Column("name", "Number"), Column("a", "A"), Column("b", "B"), Column("change", "Change", "{:+.1%}"),
+               Column("result", "Result"))  # fmt: skip
+    lost = [name for name in before if name not in after]
+    return SuiteDiff(Rows("comparison", "", columns, rows), lost, kind, told)

@@ -1,9 +1,13 @@
-"""The JSON report that PyTorch's DDP benchmark writes with ``--json``: reading it, printing it, and comparing two.
+"""`ddpscale suite pytorch-ddp`: PyTorch's own DDP benchmark in interleaved rounds, and the JSON report that it writes.
 
-(github.com/pytorch/pytorch, benchmarks/distributed/ddp/benchmark.py.) An object with the configuration and
-``benchmark_results``, which has the results of each model by size: ``ranks`` that trained, and ``measurements``, the
-seconds of every step of the first rank, then of the second, and so on. The first result of a model is one GPU without
-DDP. Our files have two more keys, which its diff.py ignores: ``gpus_per_machine`` and, in results, ``steps_per_round``.
+Source: github.com/pytorch/pytorch, benchmarks/distributed/ddp/benchmark.py. Unchanged: fp32, SGD, 32 images per GPU,
+broadcast_buffers off, one GPU without DDP and with it, then 2, 4 … GPUs of a node, then whole nodes; percentiles of the
+step time over all steps of all ranks. Changed: arms take turns in rounds, so that ratios of arms have intervals.
+
+The report has the configuration and ``benchmark_results``, which has the results of each model by size: ``ranks`` that
+trained, and ``measurements``, the seconds of every step of the first rank, then of the second, and so on. The first
+result of a model is one GPU without DDP. Our files have two more keys, which its diff.py ignores: ``gpus_per_machine``
+and, in results, ``steps_per_round``.
 
 diff.py pools all steps of all ranks for percentiles. Pooled steps are not independent. Ranks wait for each other, so
 for the interval a step counts once, as the mean of its ranks. Successive steps are correlated, which the interval of a
@@ -13,43 +17,53 @@ count instead of steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from pytest_ddpscale.compare.value_change import Estimate, change_between
-from pytest_ddpscale.errors import OptionError, ResultFileError
-from pytest_ddpscale.judge.stats import Found, estimate_of
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.errors import ResultFileError
+from pytest_ddpscale.families.image import ImageFamily
+from pytest_ddpscale.judge.metrics import groups
+from pytest_ddpscale.judge.stats import estimate_of
+from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Arm, Variant
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.strict_json import Positive, parse_strict_json
-from pytest_ddpscale.suites.results import Column, Results, Row, Rows, cell
-from pytest_ddpscale.util.arrays import FloatArray
-from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Line, Listing, Section, table, text_lines
+from pytest_ddpscale.suites.comparing import SuiteDiff, diff_of
+from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
+from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, above_zero, image_model, several, whole
+from pytest_ddpscale.suites.results import Column, Results, Row, Rows
+from pytest_ddpscale.util.command_parser import adder
+from pytest_ddpscale.util.document import Block, Listing, Section
 from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.printable import one_line, printable_json
 from pytest_ddpscale.util.regular_file import read_regular
 
 SOURCE = "pytorch/pytorch, benchmarks/distributed/ddp"
 FILE_NAME = "pytorch-ddp.json"  # in the run directory of a suite
-RESULTS, GPUS_PER_MACHINE = "benchmark_results", "gpus_per_machine"
-CONFIGURATION = ("pytorch_version", "cuda_version", "distributed_backend", "bucket_size")
 PERCENTS, PERCENTS_OF_DIFF, NO_DDP = (50, 75, 90, 95), (75, 95), "no ddp"
-_USUAL_GPUS_PER_MACHINE = 8  # fixed in PyTorch's benchmark
+# The benchmark's only setting that differs from torch's defaults.
+AS_THERE = Variant(broadcast_buffers=False)
+ReportDiff = SuiteDiff
 _AT_LEAST_ONE = Meta(min_length=1)
-_Step = Annotated[float, Meta(ge=1e-9, le=1e7)]
-Said: TypeAlias = str | int | float | bool | None
-COLUMNS = [
-    Column("model", "Model"), Column("size", "Size"), Column("bucket_cap_mb", "bucket_cap_mb", "{:g}"),
-    *(Column(f"p{p}_s", f"p{p} s", "{:.3f}") for p in PERCENTS),
+_COLUMNS = (
+    Column("model", "Model"), Column("batch", "Batch"), Column("size", "Size"),
+    Column("bucket_cap_mb", "bucket_cap_mb", "{:g}"), Column("mean_s", "Mean s", better=-1),
     Column("efficiency", "Against no ddp (p50)", "{:.1%}", above="one GPU without DDP was slower, by noise"),
-    Column("efficiency_ddp", "Against 1M/1G (p50)", "{:.1%}", above="one GPU under DDP was slower, by noise"),
-]  # fmt: skip
+    Column("ratio", "Ratio", "{:.3f}×"),
+)  # fmt: skip
+_NOTES = (
+    "Mean s: of a step over ranks, in this launch. Ratio: throughput over one GPU without DDP, of another bucket "
+    "over 25 on as many GPUs, in the same rounds.",
+)
 
 
 class DdpBenchmarkResult(Struct, frozen=True, omit_defaults=True):
@@ -63,23 +77,22 @@ class DdpBenchmarkResult(Struct, frozen=True, omit_defaults=True):
     """
 
     ranks: Annotated[tuple[int, ...], _AT_LEAST_ONE]
-    measurements: Annotated[tuple[_Step, ...], _AT_LEAST_ONE]
+    measurements: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], _AT_LEAST_ONE]
     steps_per_round: Annotated[tuple[Positive, ...], _AT_LEAST_ONE] | None = None
 
     def __post_init__(self) -> None:
         if len(self.measurements) % len(self.ranks):
-            raise ValueError(f"{len(self.measurements)} measurements of {len(self.ranks)} ranks; expected a multiple")
+            raise ValueError("measurements that are no multiple of ranks")
 
     @property
-    def separate_s(self) -> FloatArray:
+    def separate_s(self) -> list[float]:
         """Mean step time of each round, or of each step if the file has no rounds: seconds, in order.
 
         The mean of all ranks: under DDP they wait for each other, so their times are one value, not many.
         """
-        of_steps: FloatArray = np.reshape(self.measurements, (len(self.ranks), -1)).mean(axis=0)
-        if self.steps_per_round is None:
-            return of_steps
-        return np.array([one.mean() for one in np.split(of_steps, np.cumsum(self.steps_per_round)[:-1])])
+        of_steps = np.reshape(self.measurements, (len(self.ranks), -1)).mean(axis=0)
+        ends = np.cumsum(self.steps_per_round or [1] * len(of_steps))
+        return [one.mean() for one in np.split(of_steps, ends[:-1])]
 
 
 class DdpBenchmark(Struct, frozen=True):
@@ -90,58 +103,36 @@ class DdpBenchmark(Struct, frozen=True):
     result: Annotated[tuple[DdpBenchmarkResult, ...], _AT_LEAST_ONE]
 
     def __post_init__(self) -> None:
-        first = len(self.result[0].ranks)
-        if first != 1:
-            raise ValueError(f"the first result of {self.model} is of {first} ranks; expected one GPU without DDP")
-
-    @property
-    def name(self) -> str:
-        """The name in PyTorch's benchmark."""
-        return f"{self.model} with batch size {self.batch_size}"
-
-    @property
-    def with_ddp(self) -> dict[str, DdpBenchmarkResult]:
-        """Results under DDP, by the name of model and size."""
-        ascending = sorted(self.result[1:], key=lambda one: len(one.ranks))
-        return {f"{self.name} on {len(one.ranks)} GPUs": one for one in ascending}
+        if len(self.result[0].ranks) > 1:
+            raise ValueError("a first result of several ranks; expected one GPU without DDP")
 
 
 class DdpBenchmarkFile(Struct, frozen=True):
-    """A whole report; `configuration` has all other keys."""
+    """A whole report."""
 
-    path: str
-    configuration: Mapping[str, Said]
-    benchmarks: Annotated[tuple[DdpBenchmark, ...], _AT_LEAST_ONE]
-    gpus_per_machine: Positive = _USUAL_GPUS_PER_MACHINE
+    bucket_size: int | float | None
+    cuda_version: str | None
+    distributed_backend: str | None
+    pytorch_version: str | None
+    benchmark_results: Annotated[tuple[DdpBenchmark, ...], _AT_LEAST_ONE]
+    gpus_per_machine: Positive = 8  # fixed in PyTorch's benchmark
 
-    def __post_init__(self) -> None:
-        models = [one.model for one in self.benchmarks]
-        if len(set(models)) < len(models):
-            raise ValueError(f"a model is there twice: {', '.join(models)}")
+    @property
+    def configuration(self) -> dict[str, str]:
+        """All but the results, as it is printed."""
+        return {key: one_line(str(getattr(self, key))) for key in self.__struct_fields__[:4]}
 
 
 def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
     """Read a report. Raises ResultFileError if it is invalid or contradicts itself."""
     try:
-        return ddp_benchmark_of(printable_json(parse_strict_json(read_regular(path))), str(path))
+        return msgspec.convert(printable_json(parse_strict_json(read_regular(path))), DdpBenchmarkFile)
     except (OSError, ValueError) as error:  # a msgspec.ValidationError is a ValueError
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ResultFileError(
-            str(path), f"cannot be read as a report ({why})", f"a file written by {SOURCE}/benchmark.py --json",
+            str(path), f"cannot be read as a report ({getattr(error, 'strerror', None) or error})",
+            f"a file written by {SOURCE}/benchmark.py --json",
             "Name such a file, or the run directory of `ddpscale suite pytorch-ddp`.",
         ) from None  # fmt: skip
-
-
-def ddp_benchmark_of(said: Any, path: str) -> DdpBenchmarkFile:
-    """The report in parsed JSON. Raises ValueError."""
-    keys = msgspec.convert(said, dict[str, Any])
-    missing = [key for key in (*CONFIGURATION, RESULTS) if key not in keys]
-    if missing:
-        raise ValueError(f"it has no {missing[0]!r}")
-    told = {"path": path, "benchmarks": keys.pop(RESULTS), "configuration": keys}
-    if GPUS_PER_MACHINE in keys:
-        told[GPUS_PER_MACHINE] = keys[GPUS_PER_MACHINE]
-    return msgspec.convert(told, DdpBenchmarkFile)
 
 
 def report_at(path: Path) -> Path | None:
@@ -150,209 +141,144 @@ def report_at(path: Path) -> Path | None:
     return found if found.is_file() else None
 
 
-def size_name(gpus: int, gpus_per_machine: int) -> str:
-    """``1M/4G`` for four GPUs of one machine, ``2M/8G`` for sixteen of two."""
-    machines = max(1, gpus // gpus_per_machine)
-    return f"{machines}M/{gpus // machines}G"
+def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95) -> Results:
+    """Efficiency of each size, then configuration and each model's rows as the benchmark prints them.
 
-
-def size_rows(model: str, sizes: Sequence[tuple[str, int, Mapping[int, float]]]) -> list[dict[str, Any]]:
-    """A row for each size, from its name, GPUs and percentiles of the step time in seconds.
-
-    Weak scaling: each GPU has the same batch at every size, so efficiency is a ratio of median step times.
+    Weak scaling: each GPU has the same batch at every size, so efficiency is a ratio of median step times. ``2M/8G``:
+    sixteen GPUs of two machines. Printed examples per second are per GPU and truncated.
     """
-    alone = next((times[50] for name, _, times in sizes if name == NO_DDP), None)
-    wrapped = next((times[50] for name, gpus, times in sizes if name != NO_DDP and gpus == 1), None)
-    rows = []
-    for name, gpus, times in sizes:
-        is_ddp = name != NO_DDP
-        rows.append({
-            "model": model, "size": name, "gpus": gpus, **{f"p{p}_s": times[p] for p in PERCENTS},
-            "efficiency": alone / times[50] if is_ddp and alone else None,
-            "efficiency_ddp": wrapped / times[50] if is_ddp and wrapped else None,
-        })  # fmt: skip
-    return rows
+    rows, lines = list[Row](), [f"{key}: {value}" for key, value in file.configuration.items()]
+    for of in file.benchmark_results:
+        lines += ["", f"Benchmark: {of.model} with batch size {of.batch_size}", ""]
+        lines.append(" " * 28 + "    ".join(["sec/iter    ex/sec  "] * len(PERCENTS)).rstrip())
+        for one in of.result:
+            gpus, is_ddp = len(one.ranks), one is not of.result[0]
+            machines = max(1, gpus // file.gpus_per_machine)
+            size = f"{machines}M/{gpus // machines}G" if is_ddp else NO_DDP
+            times = {p: float(np.percentile(one.measurements, p)) for p in PERCENTS}
+            cells = (f"  p{p:02d}:  {s:1.3f}s  {int(of.batch_size / s):6d}/s" for p, s in times.items())
+            lines.append(f"{gpus:4d} GPUs -- {size:>8}:{''.join(cells)}")
+            rows.append({
+                "model": of.model, "batch": of.batch_size, "size": size, "gpus": gpus,
+                "mean_s": estimate_of(one.separate_s, "factors", confidence),
+                "efficiency": float(np.median(of.result[0].measurements)) / times[50] if is_ddp else None,
+                **{f"p{p}_s": seconds for p, seconds in times.items()},
+            })  # fmt: skip
+    told = Section("As the benchmark prints it", [Listing("\n".join(lines))])
+    table = Rows("pytorch-ddp", "Sizes", _COLUMNS, rows, 3, _NOTES)
+    return Results("PyTorch's DDP benchmark", [count_text(len(rows), "size")], [table], more=[told])
 
 
-def overheads(rows: Sequence[Row]) -> Iterator[str]:
-    """By how much DDP lengthens the median step of one GPU, for each model."""
-    for row in rows:
-        if row["gpus"] == 1 and row["efficiency"]:
-            more = percent(1 / row["efficiency"] - 1, 1, signed=True)
-            yield f"{row['model']}: DDP on one GPU: {more} step time (p50)."
+def read_diff(paths: Sequence[Path], confidence: float) -> SuiteDiff:
+    """The comparison of two reports, or of the run directories that have them. Raises BadInput."""
+    files = [read_ddp_benchmark(report_at(path) or path) for path in paths]
+    a, b = (results_of_file(one, confidence) for one in files)
+    return diff_of(a, b, kind="pytorch-ddp", told=[*_diff_lines(files, a.tables[0].rows, b.tables[0].rows)])
 
 
-def benchmark_lines(model: str, batch_size: int, rows: Sequence[Row]) -> Iterator[str]:
-    """One benchmark as it prints it; examples per second are per GPU and truncated."""
-    yield f"Benchmark: {model} with batch size {batch_size}"
-    yield ""
-    yield " " * 28 + "    ".join(["sec/iter    ex/sec  "] * len(PERCENTS)).rstrip()
-    for row in rows:
-        times = [(p, row[f"p{p}_s"]) for p in PERCENTS]
-        cells = (f"  p{p:02d}:  {seconds:1.3f}s  {int(batch_size / seconds):6d}/s" for p, seconds in times)
-        yield f"{row['gpus']:4d} GPUs -- {row['size']:>8}:{''.join(cells)}"
-
-
-def results_of_file(file: DdpBenchmarkFile) -> Results:
-    """The file as a report: configuration, each model's table, DDP's cost on one GPU, efficiency of each size."""
-    rows, listings = list[Row](), list[str]()
-    for benchmark in file.benchmarks:
-        sizes = [
-            (
-                size_name(len(one.ranks), file.gpus_per_machine) if number else NO_DDP, len(one.ranks),
-                dict(zip(PERCENTS, np.percentile(one.measurements, PERCENTS).tolist(), strict=True)),
-            )
-            for number, one in enumerate(benchmark.result)
-        ]  # fmt: skip
-        of_model = size_rows(benchmark.model, sizes)
-        rows += of_model
-        listings.append("\n".join(benchmark_lines(benchmark.model, benchmark.batch_size, of_model)))
-    said = [f"{one_line(key)}: {one_line(str(value))}" for key, value in file.configuration.items()]
-    told = Section("As the benchmark prints it", [*map(Line, said), *map(Listing, listings)])
-    told_sizes = Rows("pytorch-ddp", "Weak scaling", COLUMNS, rows, 2, [*overheads(rows)])
-    what = "PyTorch's DDP benchmark, imported"
-    return Results(what, [count_text(len(file.benchmarks), "model")], [told_sizes], more=[told])
-
-
-@dataclass(frozen=True)
-class ReportDiff:
-    """Two reports; `sizes` are those under DDP that both have.
-
-    Attributes:
-        configuration: values of each key in the baseline and in the test.
-        only_baseline, only_test: names of models and sizes that the other lacks.
-        confidence: of the intervals, 0 … 1.
-    """
-
-    configuration: dict[str, tuple[Said, Said]]
-    sizes: Sequence[dict[str, Any]]
-    only_baseline: Sequence[str]
-    only_test: Sequence[str]
-    confidence: float
-
-    @property
-    def lost(self) -> list[str]:
-        """Sizes that have an interval in the baseline but not in the test."""
-        return [*self.only_baseline, *(row["name"] for row in self.sizes if row["is_lost"])]
-
-    def worse_by(self, share: float) -> list[str]:
-        """Sizes whose step certainly takes longer in the test by more than `share`."""
-        return [row["name"] for row in self.sizes if row["change"] is not None and row["change"].interval[1] < -share]
-
-    def lines(self) -> Iterator[str]:
-        """The answer, diff.py's output, then the comparison with intervals."""
-        words = [row["result"] for row in self.sizes]
-        slower, faster, none = (words.count(word) for word in ("slower", "faster", "no difference shown"))
-        yield (
-            f"Of {count_text(len(words), 'size')} the test is slower in {slower}, faster in {faster}; {none} show no "
-            f"difference, {len(words) - slower - faster - none} have no interval."
-        )
-        yield from ("", *self.printed_lines())
-        titles = ("SIZE", "OVER", "DIFF", "INTERVAL", "RESULT")
-        rows = [
-            (row["name"], row["over"], *(cell(row["change"], "{:+.1%}"), _ends(row["change"])), row["result"])
-            for row in self.sizes
-        ]  # fmt: skip
-        said = (
-            "Difference of the mean step time (mean over ranks); positive is faster. Intervals have "
-            f"{percent(self.confidence)} confidence, for these two launches only: they do not include differences "
-            "between launches."
-        )
-        yield from text_lines(Line(said), table(titles, rows)) if rows else ()
-        for which, names in (("baseline", self.only_baseline), ("test", self.only_test)):
-            yield from [f"only in the {which}: {', '.join(names)}"] * bool(names)
-
-    def printed_lines(self) -> Iterator[str]:
-        """As diff.py prints it: examples per second per GPU in the test, truncated; positive is faster."""
-        yield f"{'':20s} {'baseline':>20s}      {'test':>20s}"
-        yield f"{'':20s} {'-' * 20}      {'-' * 20}"
-        for key, values in self.configuration.items():
-            a, b = (one_line(str(value)) for value in values)
-            yield f"{one_line(key) + ':':20s} {a:>20s}  vs  {b:>20s}"
-        benchmark = ""
-        for row in self.sizes:
-            if row["benchmark"] != benchmark:
-                benchmark = row["benchmark"]
-                head = f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(PERCENTS_OF_DIFF)
-                yield from ("", f"Benchmark: {benchmark}", "", " " * 10 + head)
+def _diff_lines(files: Sequence[DdpBenchmarkFile], rows: Sequence[Row], others: Sequence[Row]) -> Iterator[str]:
+    """As diff.py prints it: examples per second per GPU in the test, truncated; positive is faster."""
+    yield f"{'':20s} {'baseline':>20s}      {'test':>20s}"
+    yield f"{'':20s} {'-' * 20}      {'-' * 20}"
+    for (key, value), other in zip(*(one.configuration.items() for one in files), strict=True):
+        yield f"{key + ':':20s} {value:>20s}  vs  {other[1]:>20s}"
+    there = {(*_model(row), row["size"]): row for row in others if row["size"] != NO_DDP}
+    for (model, batch), of_model in groupby(rows, _model):
+        head = f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(PERCENTS_OF_DIFF)
+        yield from ("", f"Benchmark: {model} with batch size {batch}", "", " " * 10 + head)
+        for row in (row for row in of_model if (model, batch, row["size"]) in there):
             cells = ""
             for p in PERCENTS_OF_DIFF:
-                a, b = (row[f"p{p}_s_{of}"] for of in ("baseline", "test"))
-                rate = int(row["batch_size"] / b)  # as in diff.py, also for the sign of 0
-                cells += f"  p{p:02d}: {b:8.3f}s {rate:7d}/s {-100 * ((b - a) / a):+8.1f}%"
+                before, after = (one[f"p{p}_s"] for one in (row, there[model, batch, row["size"]]))
+                share = -100 * ((after - before) / before)  # as in diff.py, also for the sign of 0
+                cells += f"  p{p:02d}: {after:8.3f}s {int(batch / after):7d}/s {share:+8.1f}%"
             yield f"{row['gpus']:>4d} GPUs:{cells}"
-        yield ""
-
-    def json(self) -> dict[str, Any]:
-        """One JSON object; shares are numbers, not per cent, and positive is faster."""
-        sizes = [row | {"change": None if row["change"] is None else row["change"]._asdict()} for row in self.sizes]
-        return {
-            "schema_version": 2, "kind": "pytorch-ddp", "confidence": self.confidence,
-            "configuration": {key: list(values) for key, values in self.configuration.items()}, "sizes": sizes,
-            "only_baseline": self.only_baseline, "only_test": self.only_test,
-        }  # fmt: skip
+    yield ""
 
 
-def _ends(change: Found | None) -> str:
-    return (
-        "" if change is None or change.interval is None else " … ".join(cell(end, "{:+.1%}") for end in change.interval)
-    )
+def _model(row: Row) -> tuple[str, int]:
+    return row["model"], row["batch"]
 
 
-def read_diff(paths: Sequence[Path], confidence: float) -> ReportDiff:
-    """The comparison of two reports, or of the run directories that have them. Raises BadInput."""
-    found_at = [report_at(path) for path in paths]
-    for path, report in zip(paths, found_at, strict=True):
-        if report is None:
-            found = "is missing or has no report of PyTorch's DDP benchmark; the other one has"
-            raise OptionError(str(path), found, f"two of its reports, or run directories with {FILE_NAME}")
-    baseline, test = (read_ddp_benchmark(report) for report in found_at if report is not None)
-    if Path(baseline.path).resolve() == Path(test.path).resolve():
-        raise OptionError("RUN_DIR", "found one report twice", "two reports")
-    if not {one.name for one in baseline.benchmarks} & {one.name for one in test.benchmarks}:
-        raise OptionError("RUN_DIR", "the reports have no model and batch size in common", "reports of the same work")
-    return diff_of(baseline, test, confidence)
+class PytorchDdp(Suite):
+    """PyTorch's DDP benchmark."""
+
+    name = "pytorch-ddp"
+    takes = OF_TRAINING
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add options for models, batch and buckets, so that it also runs on small machines."""
+        add = adder(parser)
+        models = "resnet50,resnet101,resnext50_32x4d,resnext101_32x8d"
+        add("--models", "M1,M2", several(image_model), "torchvision models", models)
+        add("--batch", "N", whole(MOST_BATCH), "images per GPU", 32)
+        add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
+        told = "bucket_cap_mb to compare with 25 MiB at every size, such as 1,5,10,50,100"
+        add("--bucket-sizes", "MB,MB", several(_variant), told)
+
+    def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
+        """Plan a study for each model: one GPU without DDP; with it 1, 2, 4 … of a node, then whole nodes."""
+        batch, per_node = arguments.batch, nodes.ranks_per_node
+        sizes = [2**power for power in range((per_node - 1).bit_length())]
+        sizes += range(per_node, nodes.world_size + 1, per_node)
+        variants = dict.fromkeys((AS_THERE, *(arguments.bucket_sizes or ())))
+        arms = [Arm("ddp", size, batch, variant=variant) for variant in variants for size in sizes]
+        families = {model: ImageFamily(model, arguments.image_size, "contiguous") for model in arguments.models}
+        return nodes.plan(
+            nodes.study(Workload(model, family, "fp32", batch), [Arm("alone", 1, batch), *arms])
+            for model, family in families.items()
+        )
+
+    def results(self, measured: MeasuredSuite) -> Results:
+        """A row for each model, size and bucket, of models that were measured on one GPU without DDP.
+
+        The run directory gets a report of the benchmark for each bucket size. As in the benchmark, a size that fits a
+        machine is measured on the first GPUs of the first machine.
+        """
+        plan, versions, files, rows = measured.plan, measured.versions, dict[str, Any](), list[Row]()
+        studies, (alone, *arms), told = (
+            {one.workload.name: one for one in plan.studies},
+            plan.studies[0].arms,
+            list[Block](),
+        )
+        for variant in dict.fromkeys(arm.variant for arm in arms):
+            models = [*filter(None, (_benchmark(measured, one, variant) for one in plan.studies))]
+            if not models:
+                continue
+            bucket, is_usual = variant.bucket_cap_mb or USUAL_BUCKET_CAP_MB, variant == AS_THERE
+            backend = "gloo" if plan.device_type == "cpu" else "nccl"
+            file = DdpBenchmarkFile(
+                int(bucket) if bucket % 1 == 0 else bucket, versions.get("cuda"), backend, versions.get("torch"),
+                tuple(models), plan.layout.ranks_per_node,
+            )  # fmt: skip
+            files[FILE_NAME if is_usual else f"pytorch-ddp-bucket-{bucket:g}.json"] = msgspec.to_builtins(file)
+            of_file = results_of_file(file, measured.confidence)
+            told += of_file.more
+            for row in (row for row in of_file.tables[0].rows if is_usual or row["size"] != NO_DDP):
+                arm = Arm("ddp", row["gpus"], row["batch"], variant=variant)
+                beside = alone if is_usual else replace(arm, variant=AS_THERE)
+                ratio = measured.throughput(studies[row["model"]], arm, beside) if row["size"] != NO_DDP else None
+                rows.append({**row, "bucket_cap_mb": bucket, "ratio": ratio})
+        findings = [count_text(len(rows), "size")] * bool(rows)
+        table = Rows("pytorch-ddp", "Sizes", _COLUMNS, rows, 4, _NOTES)
+        return Results("PyTorch's DDP benchmark", findings, [table], measured.problems(), more=told, files=files)
 
 
-def diff_of(baseline: DdpBenchmarkFile, test: DdpBenchmarkFile, confidence: float) -> ReportDiff:
-    """Every model and number of GPUs that both reports have."""
-    keys = sorted({*baseline.configuration, *test.configuration})
-    ours, theirs = ({one.name: one for one in file.benchmarks} for file in (baseline, test))
-    sizes, only = (
-        list[dict[str, Any]](),
-        ([name for name in ours if name not in theirs], [name for name in theirs if name not in ours]),
-    )
-    for name in (name for name in ours if name in theirs):
-        a, b = ours[name].with_ddp, theirs[name].with_ddp
-        sizes += [_size(ours[name], size, a[size], b[size], confidence) for size in a if size in b]
-        for names, one, other in ((only[0], a, b), (only[1], b, a)):
-            names += [size for size in one if size not in other]
-    configuration = {key: (baseline.configuration.get(key, "-"), test.configuration.get(key, "-")) for key in keys}
-    return ReportDiff(configuration, sizes, *only, confidence)
+def _variant(text: str) -> Variant:
+    size = above_zero(text)
+    return AS_THERE if size == USUAL_BUCKET_CAP_MB else replace(AS_THERE, bucket_cap_mb=size)
 
 
-def _size(
-    benchmark: DdpBenchmark, name: str, a: DdpBenchmarkResult, b: DdpBenchmarkResult, confidence: float
-) -> dict[str, Any]:  # fmt: skip
-    of = "rounds" if a.steps_per_round and b.steps_per_round else "steps"
-    numbers = [len(a.separate_s), len(b.separate_s)]
-    short = next((at for at, number in enumerate(numbers) if number < FEWEST_ROUNDS), None)
-    change, is_faster, result = None, False, ""
-    if short is not None:
-        which, what = (("baseline", a), ("test", b))[short]
-        unit = "rounds" if what.steps_per_round else "steps"
-        result = f"no interval: {which}: {numbers[short]} {unit}; expected at least {FEWEST_ROUNDS}"
-    else:
-        means = (estimate_of(one.separate_s, "factors", confidence) for one in (a, b))
-        more = change_between(*(Estimate(mean.value, mean.interval or (0, 0)) for mean in means), by_factors=True)
-        change, is_faster = Found(-more.size, (-more.high, -more.low)), more.size < 0
-        result = ("faster" if is_faster else "slower") if more.is_shown else "no difference shown"
-    row = {
-        "name": name, "benchmark": benchmark.name, "batch_size": benchmark.batch_size, "gpus": len(a.ranks),
-        "over": f"{' and '.join(map(str, dict.fromkeys(numbers)))} {of}", "change": change, "result": result,
-        "is_lost": short == 1,
-    }  # fmt: skip
-    for p in PERCENTS_OF_DIFF:
-        row |= {f"p{p}_s_baseline": float(np.percentile(a.measurements, p)),
-                f"p{p}_s_test": float(np.percentile(b.measurements, p))}  # fmt: skip
-    return row
+def _benchmark(measured: MeasuredSuite, study: Study, variant: Variant) -> DdpBenchmark | None:
+    """Steps that all ranks made of each arm; None without those of one GPU without DDP."""
+    results = list[DdpBenchmarkResult]()
+    for arm in (arm for arm in study.arms if arm.kind == "alone" or arm.variant == variant):
+        of = groups(measured.evidence.columns, study.id, (arm,), measured.plan.layout)
+        steps_s: Iterable[Any] = of.at(0).reading(STEP_S).astype(np.float64) if of.places else ()
+        if rounds := [some for one in steps_s if (some := one[:, ~np.isnan(one).any(axis=0)]).size]:
+            steps = tuple(np.concatenate(rounds, axis=1).ravel().tolist())
+            counts = tuple(one.shape[1] for one in rounds)
+            results.append(DdpBenchmarkResult(tuple(range(arm.world_size)), steps, counts))
+        elif arm.kind == "alone":
+            return None
+    return DdpBenchmark(study.workload.family.model, study.workload.batch_size, tuple(results))

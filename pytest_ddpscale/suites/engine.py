@@ -14,47 +14,53 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.judge.metrics import merged
+from pytest_ddpscale.judge.metrics import Arms, merged
 from pytest_ddpscale.judge.stats import Found, estimate_of, t_quantile
+from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric_catalogue import Scale
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace
+from pytest_ddpscale.plan.metric_catalogue import Metric, Scale
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.figures import write_pngs
+from pytest_ddpscale.report.while_measuring import Progress, load_warning
 from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.record_lines import Listener
-from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, broken_file
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Ending, RunRecord
-from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.open import look, thresholds_path
-from pytest_ddpscale.session.resume import Resumption, read_resumption, refuse_other_devices
+from pytest_ddpscale.session.resume import ResumeSource, read_resumption, refuse_other_devices
 from pytest_ddpscale.session.sources import Machine, Site, Subject
-from pytest_ddpscale.settings import OPTIONS, Settings, confidence_level, refuse_unread_variables, settings_from
+from pytest_ddpscale.settings import (
+    AUTO,
+    OPTIONS,
+    Settings,
+    confidence_level,
+    read_value,
+    refuse_unread_variables,
+    settings_from,
+)
+from pytest_ddpscale.suites.registry import suite_of
 from pytest_ddpscale.suites.results import Results, facts_of
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from pytest_ddpscale.util.document import html_page, markdown_page
 
-if TYPE_CHECKING:
-    from pytest_ddpscale.launch.supervisor import Judge
-
-SUITE_SCHEMA_VERSION = 2
 NOT_ALL_WELL = 1  # exit code if something failed or could not be measured
-_LOG_EVERY_S = 60.0
 # Options of pytest, by attribute of `Settings`, that have an effect on suites …
 IN_ROUNDS = ("rounds", "block_s", "confidence")  # … that time blocks in rounds and report intervals
 OF_STEPS = (*IN_ROUNDS, "nvtx")  # … whose blocks are steps of a model
@@ -91,8 +97,7 @@ class SuiteNodes:
     @property
     def empty_plan(self) -> Plan:
         """A plan without studies, on all nodes."""
-        subject, nodes = self.subject, self.machine.cluster.nodes
-        return Plan(subject.sku, subject.device_type, (), nodes=nodes, ranks_per_node=self.ranks_per_node)
+        return self.plan()
 
     @property
     def pace(self) -> Pace:
@@ -105,9 +110,10 @@ class SuiteNodes:
         pace = self.pace
         return Study("weak", workload, tuple(arms), rounds or pace.rounds, pace.block_s, pace.warmup_s, **more)
 
-    def plan(self, studies: Iterable[Study], **more: Any) -> Plan:
-        """A plan of studies."""
-        return replace(self.empty_plan, studies=tuple(studies), **more)
+    def plan(self, studies: Iterable[Study] = (), **more: Any) -> Plan:
+        """A plan of studies, on all nodes."""
+        nodes, per_node, of = self.machine.cluster.nodes, self.ranks_per_node, self.subject
+        return Plan(of.sku, of.device_type, tuple(studies), nodes=nodes, ranks_per_node=per_node, **more)
 
 
 @dataclass(frozen=True)
@@ -122,11 +128,18 @@ class Measured:
         """What was planned."""
         return self.evidence.plan
 
+    def complete(self, study: Study, arm: Arm) -> ArmRounds:
+        """The rounds of an arm that all nodes have."""
+        layout = self.plan.layout
+        there = merged(self.evidence.columns, study.id, arm, layout)
+        ranks = arm.world_size * (layout.nodes if layout.judged_by_node([arm]) else 1)
+        return there.of(there.present.sum(axis=1) == ranks)
+
     def paces(self, study: Study, *arms: Arm) -> FloatArray:
         """Samples per second and GPU of arms in the rounds that all of them have, (arms, rounds)."""
-        found = [merged(self.evidence.columns, study.id, arm, self.plan.layout) for arm in arms]
-        numbers = reduce(np.intersect1d, (one.numbers for one in found))
-        return np.stack([one.samples_per_s_per_gpu[np.isin(one.numbers, numbers)] for one in found])
+        return np.stack(
+            [one.samples_per_s_per_gpu for one in Arms([self.complete(study, arm) for arm in arms], 1).paired.arms]
+        )
 
     def throughput(self, study: Study, arm: Arm, baseline: Arm | None = None) -> Found | None:
         """Samples per second and GPU of an arm, at the slowest rank's pace, or over those of another in the same
@@ -136,6 +149,10 @@ class Measured:
         """
         measured, *compared = self.paces(study, arm, *([] if baseline is None else [baseline]))
         return self.estimated(measured / compared[0] if compared else measured)
+
+    def value(self, metric: Metric, study: Study, world_size: int) -> Found | None:
+        """A metric of a study's workload; None without a round that all nodes have."""
+        return self.estimated(samples_of(Question(metric, study.workload, world_size), self.evidence), metric.scale)
 
     def estimated(self, values: FloatArray, scale: Scale = "factors") -> Found | None:
         """Value and interval of rounds; None without a round."""
@@ -158,18 +175,14 @@ class MeasuredSuite(Measured):
         of, limit = self.evidence, "time limit reached" if study_id in self.evidence.out_of_time else ""
         return say(of.errors.get(study_id) or of.interrupted.get(study_id) or limit)
 
-    def problems(self, lacking: Collection[str] = ()) -> list[str]:
-        """Why arms of studies are missing or rest on fewer rounds than planned, and what is `lacking` by study id."""
-        found, of = [], self.evidence.columns
+    def problems(self) -> list[str]:
+        """Why studies are missing or rest on fewer rounds than planned."""
+        found = []
         for study in self.plan.studies:
-            numbers = {arm.name: merged(of, study.id, arm, self.plan.layout).numbers.tolist() for arm in study.arms}
-            rounds, why = len(set.intersection(*map(set, numbers.values()))), self.why_missing(study.id)
-            missing, name = [arm for arm, of_arm in numbers.items() if not of_arm], study.workload.name
-            if missing or not rounds or study.id in lacking:
-                named = f" ({', '.join(missing)})" if 0 < len(missing) < len(numbers) else ""
-                found.append(f"{name}{named}: {why or 'no complete round'}")
-            elif why:
-                found.append(f"{name}: after {rounds} of {study.rounds} rounds: {why}")
+            rounds, why = self.paces(study, *study.arms).shape[1], self.why_missing(study.id)
+            if why or not rounds:
+                so_far = f"after {rounds} of {study.rounds} rounds" if rounds else "no complete round"
+                found.append(f"{study.workload.name}: {so_far}{f': {why}' if why else ''}")
         return found
 
 
@@ -191,13 +204,9 @@ class Suite(ABC):
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan what to measure. Raises BadInput."""
 
-    def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge | None:
+    def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Any:
         """A judge that decides when a study can stop; None measures all rounds."""
         return None
-
-    def unfit_of(self, surveys: Sequence[Survey]) -> dict[str, str]:
-        """Why nothing may be measured, by host; `surveys` is empty if the plan has no survey."""
-        return {}
 
     def further(self, arguments: argparse.Namespace, nodes: SuiteNodes, measured: MeasuredSuite) -> Plan | None:
         """A second plan that depends on the first results; None for nothing."""
@@ -208,13 +217,13 @@ class Suite(ABC):
         """Rows and findings, from the run directory alone, because `ddpscale report` makes them again."""
 
 
-class SuiteSource(MeasureSource):
+class SuiteSource(ResumeSource):
     """One measurement of a suite, new or resumed, by launchers and in a run directory like a session's."""
 
     def __init__(self, suite: Suite, nodes: SuiteNodes, arguments: argparse.Namespace) -> None:
-        super().__init__(nodes.subject, nodes.machine, Layout(nodes.machine.cluster.nodes, nodes.ranks_per_node))
-        self._suite, self._nodes, self._arguments = suite, nodes, arguments
-        self._resumption: Resumption | None = None
+        layout = Layout(nodes.machine.cluster.nodes, nodes.ranks_per_node)
+        MeasureSource.__init__(self, nodes.subject, nodes.machine, layout)
+        self._suite, self._nodes, self._arguments, self._resumes = suite, nodes, arguments, nodes.settings.resume
         self.plan = self.plan_to_measure = self._first = suite.plan(arguments, nodes)
 
     @property
@@ -222,41 +231,31 @@ class SuiteSource(MeasureSource):
         """Name of the run directory, after the time."""
         return f"{self.subject.sku}-{self._suite.name}"
 
-    def judge_of(self, plan: Plan) -> Judge | None:
+    def judge_of(self, plan: Plan) -> Any:
         """The suite's own judge, because thresholds require nothing."""
         return self._suite.judge_of(plan, self._nodes)
 
-    def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
-        """Why the suite refuses to measure, by host."""
-        return self._suite.unfit_of(surveys)
-
     def _open(self) -> None:
         """Begin a run directory, or go on in that of --ddp-resume, which the same command has begun."""
-        name, settings, first = self._suite.name, self.subject.settings, self._first
-        if settings.resume is None:
-            super()._open()
+        first = self._first
+        if self._resumes is None:
+            MeasureSource._open(self)
             # Even if the run is killed, its reports can be made.
-            self.measured_run.write_json(
-                self.measured_run.suite_json, {"suite": name, "confidence": settings.confidence}
-            )
+            said = {"suite": self._suite.name, "confidence": self.subject.settings.confidence}
+            self.measured_run.write_json(self.measured_run.suite_json, said)
             return
-        run = RunDirectory.open(settings.resume)
-        self._lock = RunLock.acquire(run.path)
-        read_evidence(run)  # refuses a broken run before anything is changed
-        begun = read_resumption(run)
+        run = RunDirectory.open(self._resumes)
         refuse_other_devices(run, self.machine.devices, first)
-        there = (*begun.plan.timed, *begun.plan.training_runs)
-        if run.read_suite().get("suite") != name or not {*first.timed, *first.training_runs} <= {*there}:
+        self._resumption = read_resumption(run)
+        there = (*self._resumption.plan.timed, *self._resumption.plan.training_runs)
+        if not {*first.timed, *first.training_runs} <= {*there}:
             expected = "the command and options that it was begun with"
             raise OptionError("--ddp-resume", f"{run.path} measures something else", expected)
-        begun.begin(self.subject.site.argv, dict(settings.note), self.subject.used)
-        self._resumption, self.plan = begun, begun.plan
-        self.plan_to_measure = begun.missing_plan if begun.missing else None
-        self.run = self.measured_run = run
+        super()._open()
 
     def _make_room(self) -> None:
-        if self._resumption is not None:
-            self._resumption.set_aside()
+        if self._resumes is not None:
+            super()._make_room()
 
     def measure_and_close(self) -> None:
         """Measure the plan, then a further plan from its results, and record how the run ended.
@@ -270,35 +269,30 @@ class SuiteSource(MeasureSource):
             assert self.plan is not None  # since it was made
             if self.plan_to_measure is not None:
                 self.measure(self._progress(self.plan_to_measure))
-            is_whole = len(self.plan.study_ids) > len(self._first.study_ids)
-            if not self.writing_problem and not is_whole:
-                more = self._suite.further(self._arguments, self._nodes, self.measured_suite())
-                if more is not None:
-                    self.measured_run.write_json(self.measured_run.plan_json, self.plan.joined(more))
-                    self._launch(more, self._progress(more))
+            more, is_first = None, len(self.plan.study_ids) == len(self._first.study_ids)
+            if is_first and not self.writing_problem:
+                measured = measured_suite(self.measured_run, self.subject.settings.confidence)
+                more = self._suite.further(self._arguments, self._nodes, measured)
+            if more is not None:
+                self.measured_run.write_json(self.measured_run.plan_json, self.plan.joined(more))
+                self._launch(more, self._progress(more))
             ending = "finished"
         finally:
             self.close(ending)
             self.release()
 
-    def measured_suite(self) -> MeasuredSuite:
-        """Results so far. Raises RunDirectoryError if the run directory cannot be read."""
-        return measured_suite(self.measured_run, self.subject.settings.confidence)
-
     def _progress(self, plan: Plan) -> Listener:
         """Progress lines: in place on a terminal, at most one a minute in a log."""
-        from pytest_ddpscale.report.while_measuring import Progress, load_warning
-
-        last_shown_s, is_terminal = -_LOG_EVERY_S, sys.stderr.isatty()
+        shown_s, is_terminal = -60.0, sys.stderr.isatty()
 
         def show(line: str, passing: bool) -> None:
-            nonlocal last_shown_s
-            if passing and not is_terminal and time.monotonic() - last_shown_s < _LOG_EVERY_S:
-                return
-            last_shown_s = time.monotonic()
-            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1 if is_terminal and passing else None
-            start, end = ("\r\x1b[K", "" if passing else "\n") if is_terminal else ("", "\n")
-            print(f"{start}{line[:width]}", end=end, file=sys.stderr, flush=True)
+            nonlocal shown_s
+            if is_terminal:
+                width = shutil.get_terminal_size().columns - 1 if passing else None
+                print(f"\r\x1b[K{line[:width]}", end="" if passing else "\n", file=sys.stderr, flush=True)
+            elif not passing or time.monotonic() - shown_s >= 60:
+                shown_s = time.monotonic()
+                print(line, file=sys.stderr, flush=True)
 
         if warning := load_warning(os.getloadavg()[0], os.cpu_count() or 1):
             show(warning, False)
@@ -316,58 +310,53 @@ def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
     source.open_run()
     try:
         source.measure_and_close()
-    except KeyboardInterrupt:
-        tell(suite, source.measured_run, source.measured_suite())
-        raise
-    return tell(suite, source.measured_run, source.measured_suite())
+    finally:
+        code = report_suite(source.measured_run)
+    return code
 
 
 def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
     """The nodes to measure, from options. Raises BadInput."""
     refuse_unread_variables(os.environ)
-    settings = replace(settings_from(vars(arguments), {}), unfit="stop")  # a suite never measures unfit nodes
+    settings = settings_from(vars(arguments), {})
     site = Site(settings, Path.cwd(), Path.cwd(), tuple(sys.argv))
     thresholds = load_thresholds(thresholds_path(site), of_earlier_run=settings.resume is not None)
-    asked = settings.gpu_sku
-    sku = asked if asked == OPTIONS["gpu_sku"].default else thresholds.sku_name(asked)
+    sku = AUTO if settings.gpu_sku == AUTO else thresholds.sku_name(settings.gpu_sku)
     return SuiteNodes(*look(site, thresholds, sku))
 
 
-def suite_told(run: RunDirectory, suite_of: Callable[[str], Suite | None]) -> tuple[Suite, MeasuredSuite]:
-    """The suite that a run directory is of, and what it holds. Raises RunDirectoryError."""
-    said = run.read_suite()
-    if (suite := suite_of(str(said.get("suite")))) is None:
-        raise broken_file(run.suite_json, f"suite {said.get('suite')!r}, which is none of this version")
-    try:
-        confidence = confidence_level(str(said.get("confidence", OPTIONS["confidence"].default)))
-    except ValueError as error:
-        raise broken_file(run.suite_json, f"confidence {said['confidence']!r}; expected {error}") from None
-    return suite, measured_suite(run, confidence)
+def suite_told(run: RunDirectory) -> tuple[Suite, MeasuredSuite]:
+    """The suite that a run directory is of, and what it holds. Raises BadInput."""
+    said, where = run.read_suite(), str(run.suite_json)
+    suite = read_value(where, str(said.get("suite")), suite_of)
+    confidence = str(said.get("confidence", OPTIONS["confidence"].default))
+    return suite, measured_suite(run, read_value(where, confidence, confidence_level))
+
+
+def report_suite(run: RunDirectory) -> int:
+    """Make a suite's reports from its run directory. Returns the exit code. Raises BadInput, OSError."""
+    suite, measured = suite_told(run)
+    return tell(suite, run, measured)
 
 
 def tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
     """Print the results and write all of their files. Returns the exit code. Raises OSError."""
-    from pytest_ddpscale.report.figures import write_pngs
-
     found, confidence = suite.results(measured), measured.confidence
-    drawn = found.drawn
-    for line in found.lines(confidence, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
-        print(line)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(*found.lines(confidence, columns), sep="\n")
     values = {
-        "schema_version": SUITE_SCHEMA_VERSION, "suite": suite.name, "headline": found.headline,
-        "problems": list(found.problems), "failures": list(found.failures), "confidence": confidence,
+        "schema_version": 2, "suite": suite.name, "headline": found.headline, "problems": found.problems,
+        "failures": found.failures, "confidence": confidence,
         "tables": {rows.name: rows.json() for rows in found.tables}, **found.values,
     }  # fmt: skip
     for name, content in {run.suite_json.name: values, **found.files}.items():
         run.write_json(run.path / name, content)
     for rows in found.tables:
         write_atomically(run.path / f"{rows.name}.csv", rows.csv())
-    if lost := next((one.caption for one in drawn if not one.svg), ""):
-        print(f"figures {lost}")
-    else:
-        write_pngs(drawn, run.plots)
+    if all(one.svg for one in found.drawn):
+        write_pngs(found.drawn, run.plots)
     facts = facts_of(suite.name, measured.record, measured.evidence.gangs, measured.versions)
-    blocks = found.document(facts, confidence, drawn)
+    blocks = found.blocks(confidence, facts)
     write_atomically(run.path / "report.md", markdown_page(blocks))
     write_atomically(run.path / "report.html", html_page(found.headline, blocks))
     print(f"report: {run.path / 'report.html'}")

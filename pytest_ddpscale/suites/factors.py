@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
+from operator import ne
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.families.image import FEATURES, MOST_HIDDEN
-from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
-from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import BYTES_PER_GRADIENT, Workload
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.options import (
@@ -27,34 +26,42 @@ from pytest_ddpscale.suites.options import (
     MOST_RANKS,
     PRECISIONS,
     at_most,
+    counts,
+    image_model,
     image_workload,
     several,
     whole,
 )
-from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
+from pytest_ddpscale.suites.results import Column, Results, Row, Rows
 from pytest_ddpscale.util.command_parser import adder
+from pytest_ddpscale.util.digits import percent
 
-MODELS = ("squeezenet1_0", "alexnet", "resnet18", "densenet121", "vgg16")
 # These have one linear layer, like their original head.
 LINEAR = ("squeezenet1_0", "squeezenet1_1", "resnet18")
-BATCHES = (64, 128, 256, 512, 1024)
-HIDDEN = (4096, 2048, 1024)
 MOST_RANKS_BY_DEFAULT = 4
-CLASSES = 10
 EPOCH_IMAGES = 60_000  # of MNIST's training split
-FACTORS = ("batch", "world size", "model", "trained parameters")
+# The value of each factor for a workload and its ranks; models also differ in their parameters.
+FACTORS: dict[str, Callable[[Workload, int], Any]] = {
+    "batch": lambda one, _: one.batch_size,
+    "world size": lambda _, ranks: ranks,
+    "model": lambda one, _: one.family.model,
+    "trained parameters": lambda one, _: one.family.classifier_parameters,
+}
 _NOTES = (
-    "Computation: a step of no_sync@k, k ranks at once under DDP without communication. Communication: what a ddp@k "
-    "step takes longer in the same round, so that noise can make it negative.",
-    "Data moved in an epoch of 60000 images: by the document of Banerjee and Shah N ÷ (B · k) · trained parameters; "
-    "sent by a rank in a ring all-reduce, 2 (k − 1) ÷ k · 4 bytes · trained parameters a step.",
+    "Computation: a step without communication. Communication: what a step takes longer with it in the same round; "
+    "noise can make it negative. By the document: N ÷ (B · k) · trained parameters for the 60000 images of an epoch.",
 )
-
-
-def _model(text: str) -> str:
-    if text not in FEATURES:
-        raise ValueError(f"a model whose features can be frozen: {', '.join(sorted(FEATURES))}")
-    return text
+_METRICS = {
+    "computation_ms": COMPUTATION_TIME, "communication_ms": COMMUNICATION_TIME,
+    "communication_share": EXPOSED_COMMUNICATION,
+}  # fmt: skip
+_COLUMNS = (
+    Column("factor", "Factor"), Column("value", "Value", "{:,}"),
+    Column("computation_ms", "Computation ms", better=-1), Column("communication_ms", "Communication ms", better=-1),
+    Column("communication_share", "Of the step", "{:.1%}"), Column("trained_parameters", "Trained parameters", "{:,}"),
+    Column("document_gb_per_epoch", "By the document, GB"),
+    Column("sent_gb_per_rank_and_epoch", "Sent by each rank, GB"),
+)  # fmt: skip
 
 
 class Factors(Suite):
@@ -64,150 +71,80 @@ class Factors(Suite):
     takes = OF_TRAINING
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add options for the centre and the values swept around it."""
+        """Add options for the values of each factor."""
+        told, models = "the first is the centre, where others stay", "vgg16,squeezenet1_0,alexnet,resnet18,densenet121"
         add, number = adder(parser), several(whole(MOST_BATCH))
-        centre = adder(parser.add_argument_group("the centre, the value of each factor that is not swept"))
-        centre("--model", "MODEL", _model, "frozen", "vgg16")
-        centre("--batch", "N", whole(MOST_BATCH), "images per GPU", 1024)
-        centre("--world-size", "K", whole(MOST_RANKS), "default: 4, or all GPUs if there are fewer")
-        centre("--hidden", "H", whole(MOST_HIDDEN), "width of the classifier's two hidden layers", 4096)
-        add("--batches", "N,N", number, "swept", _joined(BATCHES))
-        add("--world-sizes", "K,K", number, "swept; default: each from 1 to the centre's")
-        add("--models", "M,M", several(_model), "swept", _joined(MODELS))
-        add("--hidden-sizes", "H,H", several(whole(MOST_HIDDEN)), "swept", _joined(HIDDEN))
+        add("--batches", "N,N", number, f"images per GPU, {told}", "1024,64,128,256,512")
+        add("--models", "M,M", several(image_model), f"frozen, {told}", models)
+        add("--hidden-sizes", "H,H", number,
+            f"width of the classifier's two hidden layers, {told}", "4096,2048,1024")  # fmt: skip
+        add("--world-sizes", "K,K", counts(MOST_RANKS), "the largest is the centre; default: each up to 4")
         add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
-        add(
-            "--feature-weights",
-            "DIR",
-            Path,
-            "folder on each node with torchvision's MODEL.pth; default: random weights",
-        )
+        add("--feature-weights", "DIR", lambda text: Path(text).absolute(),
+            "folder on each node with torchvision's MODEL.pth; default: random weights")  # fmt: skip
         parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="by autocast; default: %(default)s")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each workload, the centre first; the centre has arms for each world size."""
-        most = nodes.world_size
-        ranks = arguments.world_size or min(MOST_RANKS_BY_DEFAULT, most)
-        sizes = range(1, ranks + 1) if arguments.world_sizes is None else arguments.world_sizes
-        at_most("--world-size", ranks, most)
+        most, weights = nodes.world_size, arguments.feature_weights
         at_most("--world-sizes", arguments.world_sizes, most)
-        model, batch, hidden = arguments.model, arguments.batch, arguments.hidden
-        cells = [(model, batch, hidden), *((model, one, hidden) for one in arguments.batches)]
-        cells += [(one, batch, hidden) for one in arguments.models]
-        cells += [(model, batch, one) for one in arguments.hidden_sizes if model not in LINEAR]
-        workloads = [_workload(arguments, nodes, *one) for one in dict.fromkeys(cells)]
-        of_arms = [{*sizes, ranks}, *[{ranks}] * len(workloads)]
+        sizes = arguments.world_sizes or range(1, min(MOST_RANKS_BY_DEFAULT, most) + 1)
+        every = [*product(arguments.batches, arguments.models, arguments.hidden_sizes)]
+        one_factor = (one for one in every if sum(map(ne, one, every[0])) < 2)
+        cells = dict.fromkeys((batch, model, 0 if model in LINEAR else width) for batch, model, width in one_factor)
+        workloads = (
+            image_workload(
+                arguments, nodes, batch, model=model, num_classes=10, classifier_hidden=width,
+                name=f"{model}-h{width}-batch-{batch}",
+                feature_weights=str(weights / f"{model}.pth") if weights else None,
+            )
+            for batch, model, width in cells
+        )  # fmt: skip
         return nodes.plan(
-            nodes.study(one, factor_arms(one.batch_size, of)) for one, of in zip(workloads, of_arms, strict=False)
-        )
+            nodes.study(one, [
+                Arm(kind, size, one.batch_size) for size in (sizes[-1:] if at else sizes) for kind in ("no_sync", "ddp")
+            ])
+            for at, one in enumerate(workloads)
+        )  # fmt: skip
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each factor and value; the centre has one in each factor that is swept."""
-        studies = measured.plan.studies
-        centre, ranks = studies[0].workload, max(arm.world_size for arm in studies[-1].arms)
-        rows = [*_rows(measured, ranks)]
-        columns = [
-            Column("factor", "Factor"),
-            Column("value", "Value", "{:,}"),
-            Column("computation_ms", "Computation ms", better=-1),
-            Column("communication_ms", "Communication ms", better=-1),
-            Column("communication_share", "Of the step", "{:.1%}"),
-            Column("trained_parameters", "Trained parameters", "{:,}"),
-            Column("document_gb_per_epoch", "By the document, GB"),
-            Column("sent_gb_per_rank_and_epoch", "Sent by each rank, GB"),
-            Column("sent_mb_per_rank_and_step", "Each step, MB"),
-        ]
-        drawn = Drawn("Computation, and communication not hidden by it", "cell", ("computation_ms", "communication_ms"))
-        lacking = {row["study"] for row in rows if row["communication_share"] is None}
-        what = f"{centre.family.model}, frozen, batch {centre.batch_size}, {ranks} ranks"
-        table = Rows("factors", "By factor", columns, rows, 2, _NOTES, drawn)
-        return Results(what, [*_findings(rows, centre.name, ranks)], [table], measured.problems(lacking))
+        centre, rows = measured.plan.studies[0], [*_rows(measured)]
+        shares = [found.value for row in rows if (found := row["communication_share"])]
+        ranks, of = max(arm.world_size for arm in centre.arms), centre.workload
+        what = f"{of.family.model}, frozen, batch {of.batch_size}, {ranks} ranks"
+        findings = [f"communication at most {percent(max(shares), 1)} of a step"] if shares else []
+        return Results(what, findings, [Rows("factors", "By factor", _COLUMNS, rows, 2, _NOTES)], measured.problems())
 
 
-def factor_arms(batch: int, world_sizes: Iterable[int]) -> tuple[Arm, ...]:
-    """For each world size an arm under DDP without communication, and one with it."""
-    return tuple(Arm(kind, size, batch) for size in sorted(world_sizes) for kind in ("no_sync", "ddp"))
-
-
-def _workload(arguments: argparse.Namespace, nodes: SuiteNodes, model: str, batch: int, hidden: int) -> Workload:
-    is_linear, weights = model in LINEAR, arguments.feature_weights
-    return image_workload(
-        arguments, nodes, batch, model=model, num_classes=CLASSES,
-        name=f"{model}-{'linear' if is_linear else f'h{hidden}'}-batch-{batch}",
-        classifier_hidden=0 if is_linear else hidden,
-        feature_weights=str(weights.absolute() / f"{model}.pth") if weights else None,
-    )  # fmt: skip
-
-
-def _rows(measured: MeasuredSuite, ranks: int) -> Iterator[Row]:
-    """Rows of each factor with at least two cells, ascending; models by trained parameters."""
-    centre, *others = measured.plan.studies
-    of_factor: dict[str, list[tuple[Study, int]]] = {factor: [(centre, ranks)] for factor in FACTORS}
-    of_factor["world size"] = [(centre, size) for size in sorted({arm.world_size for arm in centre.arms})]
-    for study in others:
-        of_factor[_factor(centre.workload, study.workload)].append((study, ranks))
-    for factor, cells in of_factor.items():
-        rows = [_row(measured, factor, study, size) for study, size in cells]
+def _rows(measured: MeasuredSuite) -> Iterator[Row]:
+    """Rows of each factor with at least two values."""
+    cells = [(one, size) for one in measured.plan.studies for size in sorted({arm.world_size for arm in one.arms})]
+    centre = measured.plan.studies[0].workload, max(size for _, size in cells)
+    of_factor: dict[str, list[Row]] = {factor: [] for factor in FACTORS}
+    for study, ranks in cells:
+        of, values = study.workload, {factor: read(study.workload, ranks) for factor, read in FACTORS.items()}
+        row = {key: measured.value(metric, study, ranks) for key, metric in _METRICS.items()} | {
+            "trained_parameters": values["trained parameters"], "batch": of.batch_size, "world_size": ranks,
+            **data_moved(values["trained parameters"], of.batch_size, ranks),
+        }  # fmt: skip
+        differs = [factor for factor, read in FACTORS.items() if values[factor] != read(*centre)]
+        for factor in differs[:1] or FACTORS:
+            of_factor[factor].append({"factor": factor, "value": values[factor], **row})
+    for rows in of_factor.values():
         if len(rows) > 1:
-            order = ("world_size", "batch", "trained_parameters", "workload")
-            yield from sorted(rows, key=lambda row: [row[key] for key in order])
+            yield from rows
 
 
-def _factor(centre: Workload, other: Workload) -> str:
-    if other.batch_size != centre.batch_size:
-        return "batch"
-    return "model" if other.family.model != centre.family.model else "trained parameters"
-
-
-def _row(measured: MeasuredSuite, factor: str, study: Study, ranks: int) -> dict[str, Any]:
-    workload, family = study.workload, study.workload.family
-    metrics = {
-        "computation_ms": COMPUTATION_TIME, "communication_ms": COMMUNICATION_TIME,
-        "communication_share": EXPOSED_COMMUNICATION,
-    }  # fmt: skip
-    values = {
-        key: measured.estimated(samples_of(Question(one, workload, ranks), measured.evidence), one.scale)
-        for key, one in metrics.items()
-    }
-    batch, parameters = workload.batch_size, family.classifier_parameters
-    value = dict(zip(FACTORS, (batch, ranks, family.model, parameters), strict=True))[factor]
-    return {
-        "factor": factor, "value": value, "cell": f"{factor} {cell(value, '{:,}')}", **values,
-        "trained_parameters": parameters, **data_moved(parameters, batch, ranks),
-        "workload": workload.name, "study": study.id,
-        "batch": batch, "world_size": ranks,
-    }  # fmt: skip
-
-
-def data_moved(parameters: int, batch: int, ranks: int, images: int = EPOCH_IMAGES) -> dict[str, float]:
-    """Gradients of a classifier that are moved in an epoch.
+def data_moved(parameters: int, batch: int, ranks: int) -> dict[str, float]:
+    """Gradients of a classifier that are moved in an epoch, in GB.
 
     By Banerjee and Shah, section 2: N ÷ (B · k) · trainable parameters. By a ring all-reduce, which sends each gradient
     2 (k − 1) ÷ k times (nccl-tests, PERFORMANCE.md), in the steps of a rank's share of the images; the last batch may
     be smaller (DistributedSampler).
     """
-    of_document = images / (batch * ranks) * parameters
-    sent = 2 * (ranks - 1) / ranks * parameters * BYTES_PER_GRADIENT
-    steps = math.ceil(math.ceil(images / ranks) / batch)
+    once, steps = parameters * BYTES_PER_GRADIENT / 1e9, math.ceil(math.ceil(EPOCH_IMAGES / ranks) / batch)
     return {
-        "document_parameters_per_epoch": of_document,
-        "document_gb_per_epoch": of_document * BYTES_PER_GRADIENT / 1e9,
-        "sent_mb_per_rank_and_step": sent / 1e6,
-        "sent_gb_per_rank_and_epoch": sent * steps / 1e9,
+        "document_gb_per_epoch": EPOCH_IMAGES / (batch * ranks) * once,
+        "sent_gb_per_rank_and_epoch": 2 * (ranks - 1) / ranks * once * steps,
     }
-
-
-def _findings(rows: Iterable[Row], centre: str, ranks: int) -> Iterator[str]:
-    """Both times at the centre, and how many cells were measured."""
-    cells = {(row["workload"], row["world_size"]): row for row in rows}
-    times = [cells.get((centre, ranks), {}).get(key) for key in ("computation_ms", "communication_ms")]
-    if None in times:
-        yield "not measured"
-    else:
-        yield f"computation {cell(times[0])} ms, communication {cell(times[1])} ms a step"
-    there = sum(None not in (row["computation_ms"], row["communication_ms"]) for row in cells.values())
-    yield f"{there} of {len(cells)} cells measured"
-
-
-def _joined(values: Iterable[object]) -> str:
-    return ",".join(map(str, values))

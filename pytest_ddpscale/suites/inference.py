@@ -1,50 +1,44 @@
-"""`ddpscale suite inference`: forward passes of one model, batch by batch, on one GPU alone and on all at once.
+"""`ddpscale suite inference` and `ddpscale suite data-parallel`: forward passes of one model, batch by batch.
 
-Without communication and training, any loss of all GPUs at once comes from sharing the host: its cores, memory, power
-and cooling.
+Inference: on one GPU alone and on all at once. Without communication and training, any loss of all GPUs at once comes
+from sharing the host: its cores, memory, power and cooling.
+
+Data-parallel: by one process on several GPUs. Interleaved rounds time our DataParallel (replicate, scatter,
+parallel_apply, gather) and torch's nn.DataParallel, which both copy the model to all GPUs in every pass; one GPU with
+the whole batch; and a rank on each GPU with its share.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.judge.metrics import merged
-from pytest_ddpscale.judge.stats import Found
-from pytest_ddpscale.judge.values import samples_of
+from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE_THROUGHPUT
-from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.suites.engine import OF_STEPS, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import (
-    MOST_BATCH,
-    MOST_RANKS,
-    add_image_model,
-    at_most,
-    counts,
-    image_workload,
-    whole,
-)
-from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
+from pytest_ddpscale.suites.options import MOST_BATCH, add_image_model, counts, image_workload
+from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.command_parser import adder
-from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import count_text
 
-BATCHES = (32, 64, 128, 256)
 _PACE = "samples_per_s_per_gpu"
 # Share of the highest throughput from which on a larger batch is not worth its latency.
 SATURATED = 0.95
 _NOTES = (
-    "Total: ranks at once times the pace of the slowest. Kept at once: throughput of a device while the others of its "
-    "node work too, over the same device alone in the same round: any loss comes from sharing the host.",
+    "Total: ranks at once times the pace of the slowest.",
     "Latency: percentiles of each round, over all passes and ranks; p99 needs 100 of them to mean much.",
 )
+# Arms in which one process divides a batch.
+WAYS = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}
+_RATIO = "{:.3f}×"
+_OF_SPLIT = ("Communication: the share of our pass outside our parallel_apply, which is timed in the same round.",)
+_CPU = "All devices are this CPU: times say nothing about GPUs. nn.DataParallel needs two GPUs: not measured."
 
 
 class Inference(Suite):
@@ -54,109 +48,115 @@ class Inference(Suite):
     takes = OF_STEPS
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add options for model, batches and ranks."""
+        """Add options for model and batches."""
         add_image_model(parser)
-        add, usual = adder(parser), ",".join(map(str, BATCHES))
-        add("--batches", "N,N", counts(MOST_BATCH), "per GPU", usual)
-        add("--ranks", "N", whole(MOST_RANKS), "ranks per node that infer at once; default: all its GPUs (CPU: cores)")
+        adder(parser)("--batches", "N,N", counts(MOST_BATCH), "images of a pass", "32,64,128,256")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each batch, the smallest first; a batch that exceeds the memory ends only its own study."""
-        ranks = arguments.ranks or nodes.ranks_per_node
-        at_most("--ranks", ranks, nodes.ranks_per_node)
+        ranks = nodes.ranks_per_node
         return nodes.plan(
-            nodes.study(image_workload(arguments, nodes, batch), inference_arms(batch, ranks), turns=ranks)
+            nodes.study(
+                image_workload(arguments, nodes, batch),
+                [Arm("infer", size, batch) for size in dict.fromkeys((1, ranks))], turns=ranks,
+            )
             for batch in arguments.batches
-        )
+        )  # fmt: skip
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each batch and number of ranks at once."""
-        plan = measured.plan
-        found = {(study.id, arm): _row(measured, study, arm) for study in plan.studies for arm in study.arms}
-        rows = [row for row in found.values() if row is not None]
-        lacking = {study for (study, _), row in found.items() if row is None}
-        rate = f"{plan.unit}/s"
+        plan, rows = measured.plan, list[Row]()
+        asked = {_PACE: INFERENCE_THROUGHPUT} | {f"p{p}_ms": one for p, one in INFERENCE_LATENCIES.items()}
+        for study, arm in [(one, arm) for one in plan.studies for arm in one.arms]:
+            ranks = arm.world_size
+            values = {key: measured.value(metric, study, ranks) for key, metric in asked.items()}
+            if pace := values[_PACE]:
+                rows.append({
+                    "batch": arm.batch_size, "ranks": ranks, **values, "samples_per_s": ranks * pace.value,
+                })  # fmt: skip
+        of, rate = plan.studies[0].workload, f"{plan.unit}/s"
         columns = [
-            Column("batch", "Batch"),
-            Column("ranks", "Ranks at once"),
-            Column(_PACE, f"{rate} per {plan.device}", better=1),
-            Column("samples_per_s", f"Total {rate}", bare=True),
-            Column(
-                "kept_at_once", "Kept at once", "{:.1%}", above="the device was slower alone, by noise or a lower clock"
-            ),
+            Column("batch", "Batch"), Column("ranks", "Ranks at once"),
+            Column(_PACE, f"{rate} per {plan.device}", better=1), Column("samples_per_s", f"Total {rate}"),
             *(Column(f"p{one}_ms", f"p{one} ms", better=-1) for one in INFERENCE_LATENCIES),
-            Column("passes_per_rank_and_round", "Passes a round"),
-        ]
-        drawn = Drawn(f"Throughput per {plan.device} by batch", "batch", (_PACE,), by="at_once")
-        of = plan.studies[0].workload
-        what = f"Inference of {of.family.model} in {of.precision}"
+        ]  # fmt: skip
+        drawn = Drawn(f"Throughput per {plan.device} by batch", "batch", (_PACE,), by="ranks")
         table = Rows("inference", "By batch", columns, rows, 2, _NOTES, drawn)
-        return Results(what, [*_findings(rows, rate, plan.device)], [table], measured.problems(lacking))
+        what = f"Inference of {of.family.model} in {of.precision}"
+        return Results(what, [*findings_of(rows, f"{rate} per {plan.device}")], [table], measured.problems())
 
 
-def inference_arms(batch: int, ranks: int) -> tuple[Arm, ...]:
-    """Arms for one rank at a time, and for all ranks at once."""
-    return tuple(Arm("infer", size, batch) for size in dict.fromkeys((1, ranks)))
-
-
-def _row(measured: MeasuredSuite, study: Study, arm: Arm) -> dict[str, Any] | None:
-    """The row of an arm; None without rounds that all nodes have."""
-    evidence, layout = measured.evidence, measured.plan.layout
-    asked = {_PACE: INFERENCE_THROUGHPUT} | {f"p{p}_ms": one for p, one in INFERENCE_LATENCIES.items()}
-    values = {
-        key: measured.estimated(samples_of(Question(metric, study.workload, arm.world_size), evidence))
-        for key, metric in asked.items()
-    }
-    if None in values.values():
-        return None
-    alone, together = (merged(evidence.columns, study.id, one, layout) for one in (study.arms[0], arm))
-    kept = measured.estimated(kept_at_once(alone, together)) if arm.world_size > 1 else None
-    pace = values[_PACE]
-    assert pace is not None
-    low, high = pace.interval or (math.nan, math.nan)
-    ends = (arm.world_size * low, arm.world_size * high)
-    total = Found(arm.world_size * pace.value, ends if pace.interval else None)
-    return {
-        "batch": study.workload.batch_size, "ranks": arm.world_size, "at_once": f"{arm.world_size} at once", **values,
-        "samples_per_s": total, "kept_at_once": kept, "passes_per_rank_and_round":
-        int(np.median(together.count[together.present])),
-    }  # fmt: skip
-
-
-def _findings(rows: Sequence[Row], rate: str, device: str) -> Iterator[str]:
-    """The fastest batch with most ranks at once, what a device keeps there, and where throughput saturates."""
+def findings_of(rows: Sequence[Row], unit: str) -> Iterator[str]:
+    """The fastest batch with most ranks at once, and where throughput saturates."""
     ranks = max((row["ranks"] for row in rows), default=0)
-    of_most = [row for row in rows if row["ranks"] == ranks]
-    if not of_most:
-        return
-    best = max(of_most, key=lambda row: row[_PACE].value)
-    pace, kept = best[_PACE], best["kept_at_once"]
-    yield f"{pace.value:.4g} {rate} per {device} ({ranks} at once, batch {best['batch']})"
-    if kept is not None:
-        is_loss = kept.interval is not None and kept.interval[1] < 1
-        yield f"{percent(kept.value, 1)} of one alone" if is_loss else "no loss at once shown"
-    if len(of_most) > 1:
-        least = SATURATED * (pace.interval or pace)[0]
-        tops = {row["batch"]: (found.interval or found[:1])[-1] for row in of_most if (found := row[_PACE])}
-        at = next(batch for batch, top in tops.items() if top >= least)
-        grows = f"throughput still grows at batch {at}, the largest measured"
-        yield grows if at == of_most[-1]["batch"] else f"saturated from batch {at} on"
+    paces = {row["batch"]: row[_PACE] for row in rows if row["ranks"] == ranks}
+    if paces:
+        best = max(paces, key=lambda batch: paces[batch].value)
+        yield f"{paces[best].value:.4g} {unit} ({ranks} at once, batch {best})"
+    if len(paces) > 1:
+        least = SATURATED * (paces[best].interval or paces[best])[0]
+        at = next(batch for batch, one in paces.items() if (one.interval or one[:1])[-1] >= least)
+        yield "throughput still grows at the largest batch" if at == max(paces) else f"saturated from batch {at} on"
 
 
-def kept_at_once(alone: ArmRounds, together: ArmRounds) -> FloatArray:
-    """Throughput of a rank while its whole node works, relative to the same rank alone in the same round.
+class DataParallel(Inference):
+    """Throughput and communication share of DataParallel by batch, beside one device and a rank on each."""
 
-    Only the rank whose turn it is counts, because a slower neighbour is no loss from sharing. With several nodes, the
-    value is the geometric mean over their ranks.
-    """
-    places = {place: column for column, place in enumerate(together.ranks.places)}
-    pairs = [(i, places[place]) for i, place in enumerate(alone.ranks.places) if place in places]
-    numbers = np.intersect1d(alone.numbers, together.numbers)
-    if not pairs or not len(numbers):
-        return np.zeros(0)
-    of_one, of_all = (np.array(columns) for columns in zip(*pairs, strict=True))
-    one = alone.per_second[np.isin(alone.numbers, numbers)][:, of_one]
-    with_all = together.per_second[np.isin(together.numbers, numbers)][:, of_all]
-    logs = np.log(with_all / one)
-    known = ~np.isnan(logs).all(axis=1)
-    return np.asarray(np.exp(np.nanmean(logs[known], axis=1)))
+    name = "data-parallel"
+
+    def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
+        """Plan a study for each batch, the smallest first; all devices share it, rounded up to a multiple of them."""
+        devices = nodes.ranks_per_node
+        if devices < 2:
+            raise OptionError("--ddp-gpus-per-node", "found one device", "at least 2, which are compared with one")
+        # On a CPU nn.DataParallel just calls the model.
+        split = ("vanilla_parallel", "parallel_apply", *["data_parallel"] * (not nodes.is_cpu))
+        return nodes.plan(
+            nodes.study(image_workload(arguments, nodes, batch), [
+                Arm("infer", 1, batch), *(Arm(kind, 1, batch, devices=devices) for kind in split),
+                Arm("infer", devices, batch // devices),
+            ])
+            for batch in dict.fromkeys(-(-batch // devices) * devices for batch in arguments.batches)
+        )  # fmt: skip
+
+    def results(self, measured: MeasuredSuite) -> Results:
+        """A row for each batch and way to infer it."""
+        plan = measured.plan
+        rows, rate = [row for study in plan.studies for row in _split_rows(measured, study)], f"{plan.unit}/s"
+        columns = [
+            Column("batch", "Batch"), Column("way", "Way"), Column("samples_per_s", rate, better=1),
+            Column("to_one_device", "To one device", _RATIO), Column("to_ranks", "To a rank on each", _RATIO),
+            Column("communication_share", "Communication", "{:.1%}"),
+        ]  # fmt: skip
+        drawn = Drawn(f"{plan.samples.capitalize()} per second by batch", "batch", ("samples_per_s",), by="way")
+        notes = [*_OF_SPLIT, *[_CPU] * (plan.device_type == "cpu")]
+        table = Rows("data-parallel", "By batch", columns, rows, 2, notes, drawn)
+        of, devices = plan.studies[0].workload, plan.studies[0].arms[-1].world_size
+        what = f"Inference of {of.family.model} in {of.precision} by one process on {devices} devices"
+        compared = sorted((row for row in rows if row.get("to_ranks")), key=lambda row: row["to_ranks"].value)
+        findings = [
+            f"at best {cell(row['to_ranks'], _RATIO)} a rank on each ({row['way']}, batch {row['batch']})"
+            for row in compared[-1:]
+        ]
+        return Results(what, findings, [table], measured.problems())
+
+
+def _split_rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
+    def paces(*arms: Arm) -> FloatArray:
+        """Of all ranks of the slowest node, at the pace of its slowest rank, in the rounds that all arms have."""
+        return np.asarray(measured.paces(study, *arms) * [[arm.world_size] for arm in arms])
+
+    by_kind = {arm.kind: arm for arm in study.arms}
+    for arm in study.arms:
+        way = WAYS.get(arm.kind) or count_text(arm.world_size, "rank")
+        row: dict[str, Any] = {"batch": study.workload.batch_size, "way": way, "samples_per_s": None}
+        if arm.kind != "parallel_apply":
+            row["samples_per_s"] = measured.estimated(paces(arm)[0])
+        if arm.kind in WAYS:
+            row["to_one_device"] = measured.estimated(np.divide(*paces(arm, study.arms[0])))
+            row["to_ranks"] = measured.estimated(np.divide(*paces(arm, study.arms[-1])))
+        if arm.kind == "vanilla_parallel":
+            shares = 1 - np.divide(*paces(arm, by_kind["parallel_apply"]))
+            row["communication_share"] = measured.estimated(shares, "differences")
+        if row["samples_per_s"]:
+            yield row

@@ -20,33 +20,19 @@ from pytest_ddpscale.util.command_parser import adder
 if TYPE_CHECKING:
     from pytest_ddpscale.suites.engine import SuiteNodes
 
-MOST_PIXELS, MOST_BATCH, MOST_RANKS, MOST_VALUES = 10**4, 10**6, 10**6, 64
+MOST_PIXELS, MOST_BATCH, MOST_RANKS = 10**4, 10**6, 10**6
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 T = TypeVar("T")
 
 
 def several(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """A parser of a comma-separated list, each value once, in order; an empty text is an empty list."""
-
-    def read(text: str) -> list[T]:
-        found = list(dict.fromkeys(parse(part.strip()) for part in text.split(",") if part.strip()))
-        if len(found) > MOST_VALUES:
-            raise ValueError(f"at most {MOST_VALUES} values")
-        return found
-
-    return read
+    """A parser of a comma-separated list of at least one value, each once, in order."""
+    return lambda text: list(dict.fromkeys(map(parse, re.split(" *, *", text.strip(", ")))))
 
 
 def counts(most: int, least: int = 1) -> Callable[[str], list[int]]:
     """A parser of whole numbers, each once, ascending; at least one."""
-
-    def read(text: str) -> list[int]:
-        found = several(whole(most, least))(text)
-        if not found:
-            raise ValueError(f"whole numbers from {least} to {most}, such as 2,4")
-        return sorted(found)
-
-    return read
+    return lambda text: sorted(several(whole(most, least))(text))
 
 
 def whole(most: int, least: int = 1) -> Callable[[str], int]:
@@ -78,11 +64,11 @@ def image_model(text: str) -> str:
     return text
 
 
-def add_image_model(parser: argparse.ArgumentParser, model: str = "resnet50", pixels: int | None = 224) -> None:
-    """Add options for a model, its images (without `pixels` as large as the folder's) and its precision."""
-    add, usual = adder(parser), "" if pixels else "default: as make-dataset wrote them, else 224"
-    add("--model", "MODEL", image_model, "torchvision model", model)
-    add("--image-size", "PIXELS", whole(MOST_PIXELS), usual, pixels)
+def add_image_model(parser: argparse.ArgumentParser) -> None:
+    """Add options for a model, its images and its precision."""
+    add = adder(parser)
+    add("--model", "MODEL", image_model, "torchvision model", "resnet50")
+    add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
     parser.add_argument("--precision", choices=PRECISIONS, help="by autocast; default: fp16, on a CPU fp32")
 
 

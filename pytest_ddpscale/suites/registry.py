@@ -11,7 +11,6 @@ from pytest_ddpscale.settings import OF_ANY_RUN, OPTIONS
 from pytest_ddpscale.util.command_parser import CommandParser
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.run_directory import RunDirectory
     from pytest_ddpscale.suites.engine import Suite
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 TUNE = "tune"  # a command of its own, not below `suite`
 # By name: the module that has its class, and the command's help.
 SUITES: dict[str, tuple[str, str]] = {
-    "pytorch-ddp": ("pytorch_ddp", "PyTorch's DDP benchmark: sec/iter and ex/sec by number of GPUs and bucket sizes"),
+    "pytorch-ddp": ("ddp_benchmark", "PyTorch's DDP benchmark: sec/iter and ex/sec by number of GPUs and bucket sizes"),
     "collectives": ("collectives", "all-reduce and five others over message sizes, as nccl-tests"),
     "inference": ("inference", "throughput and latency by batch, alone and on all GPUs of a node at once"),
-    "data-parallel": ("data_parallel", "inference by one process on several GPUs, against one GPU and a rank on each"),
+    "data-parallel": ("inference", "inference by one process on several GPUs, against one GPU and a rank on each"),
     "factors": ("factors", "computation and communication by batch, world size, model, trained parameters"),
     "input-pipeline": ("input_pipeline", "which loader settings keep up, on images from a folder"),
     "whole-run": ("training_runs", "complete time by world size, its parts, throughput, accuracy, sweet spots"),
@@ -31,17 +30,17 @@ SUITES: dict[str, tuple[str, str]] = {
 }
 
 
-def suite_of(name: str) -> Suite | None:
-    """The suite of that name; None if there is none."""
+def suite_of(name: str) -> Suite:
+    """The suite of that name. Raises ValueError if there is none."""
     if name not in SUITES:
-        return None
+        raise ValueError(f"a suite of this version: {', '.join(SUITES)}")
     module = import_module(f"pytest_ddpscale.suites.{SUITES[name][0]}")
     found: Suite = next(one for one in vars(module).values() if getattr(one, "name", "") == name)()
     return found
 
 
 def add_suite(commands: Commands) -> None:
-    """Add `ddpscale suite`, and `ddpscale tune`, which measures like one."""
+    """Add `ddpscale suite`, and `ddpscale tune`, which measures like one; their modules are imported once typed."""
     command = commands.add_parser(
         "suite", help="measure collectives, inference, input pipeline, whole training runs and others"
     )
@@ -49,14 +48,7 @@ def add_suite(commands: Commands) -> None:
     for name, (_, told) in SUITES.items():
         parser = (commands if name == TUNE else names).add_parser(name, help=told)
         assert isinstance(parser, CommandParser)  # as is its parent
-        parser.later = partial(_later, name)
-
-
-def _later(name: str, parser: CommandParser) -> None:
-    """Import the suite of a command that was typed."""
-    suite = suite_of(name)
-    assert suite is not None  # it is in the table
-    add_options(suite, parser)
+        parser.later = lambda parser, name=name: add_options(suite_of(name), parser)
 
 
 def add_options(suite: Suite, parser: argparse.ArgumentParser) -> None:
@@ -71,11 +63,3 @@ def add_options(suite: Suite, parser: argparse.ArgumentParser) -> None:
             more = {"action": "append" if option.repeats else "store", "metavar": option.metavar}
         common.add_argument(option.flag, dest=option.name, help=option.help, **more)
     parser.set_defaults(run=partial(run_suite, suite))
-
-
-def report_suite(run: RunDirectory) -> int:
-    """Make a suite's reports again from its run directory. Returns the exit code. Raises BadInput, OSError."""
-    from pytest_ddpscale.suites.engine import suite_told, tell
-
-    suite, measured = suite_told(run, suite_of)
-    return tell(suite, run, measured)

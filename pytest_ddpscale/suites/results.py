@@ -9,13 +9,14 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from pytest_ddpscale.judge.stats import Found
-from pytest_ddpscale.report.charts import About, BarRow, Curve, LineAxes, Point, bars, curves
+from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.words.verdicts import headline_of
-from pytest_ddpscale.run.run_json import SITE, TICKET, RunRecord
+from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.util.document import (
     Block,
@@ -31,7 +32,7 @@ from pytest_ddpscale.util.document import (
     table,
     text_lines,
 )
-from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.listing import count_text, first_few
 
 Row: TypeAlias = Mapping[str, Any]
 Form: TypeAlias = str | Callable[[Any], str]
@@ -46,7 +47,6 @@ class Column:
         title: in the table.
         form: how a number is written.
         above: why a share may be above 100 %, which is said where one is.
-        bare: whether the table leaves out its intervals.
         better: 1 if larger is better, -1 if smaller is, which `compare --fail-below` asks; 0 if neither.
     """
 
@@ -54,13 +54,12 @@ class Column:
     title: str
     form: Form = "{:.4g}"
     above: str = ""
-    bare: bool = False
     better: int = 0
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """How rows are drawn: curves over a number, or bars of texts.
+    """How rows are drawn: curves over a number.
 
     Attributes:
         x, ys: keys of the horizontal axis, and of the values.
@@ -96,83 +95,76 @@ class Rows:
     def ratios_above(self) -> Iterator[str]:
         """Why shares are above 100 %, of each column that has one."""
         for column in self.columns:
-            values = [row.get(column.key) or 0 for row in self.rows] if column.above else []
-            if any((one.value if isinstance(one, Found) else one) > 1 for one in values):
+            if column.above and any(found(row.get(column.key) or 0).value > 1 for row in self.rows):
                 yield f"{column.title} above 100 %: {column.above}."
 
     def shown(self, interval: str) -> Table:
         """The table; `interval` is the title of intervals."""
-        titles, cells = list[str](), [list[str]() for _ in self.rows]
-        for column in self.columns:
-            values = [row.get(column.key) for row in self.rows]
-            if any(column.key in row for row in self.rows):
-                has_interval = not column.bare and any(isinstance(one, Found) for one in values)
-                titles += [column.title, *[interval] * has_interval]
-                for row, value in zip(cells, values, strict=True):
-                    row += [cell(value, column.form), *[ends(value, column.form)] * has_interval]
-        return table(titles, cells, of_numbers=True, names=self.names)
+        there = [one for one in self.columns if any(one.key in row for row in self.rows)]
+        parts = [
+            (title, [write(row.get(one.key), one.form) for row in self.rows])
+            for one in there for title, write in ((one.title, cell), (interval, ends))
+            if write is cell or any(isinstance(row.get(one.key), Found) for row in self.rows)
+        ]  # fmt: skip
+        rows = zip(*(cells for _, cells in parts), strict=True)
+        return table([title for title, _ in parts], rows, of_numbers=True, names=self.names)
 
     @property
-    def keys(self) -> list[str]:
-        """Of all cells: those of the columns first."""
-        return [*dict.fromkeys([*(column.key for column in self.columns), *(key for row in self.rows for key in row)])]
+    def cells(self) -> dict[str, list[Any]]:
+        """Cells of all rows by key: those of the columns first."""
+        keys = [*(column.key for column in self.columns), *(key for row in self.rows for key in row)]
+        return {key: [row.get(key) for row in self.rows] for key in keys}
 
     def csv(self) -> str:
         """CSV, with the ends of an interval in columns of their own."""
-        titles, lines = list[str](), [list[Any]() for _ in self.rows]
-        for key in self.keys:
-            values = [row.get(key) for row in self.rows]
-            is_found = any(isinstance(one, Found) for one in values)
-            titles += [key, *[f"{key}_low", f"{key}_high"] * is_found]
-            for line, one in zip(lines, values, strict=True):
-                value, interval = one if isinstance(one, Found) else (one, None)
-                line += [value, *((interval or (None, None)) if is_found else ())]
-        return csv_text(titles, lines)
+        parts = dict[str, list[Any]]()
+        for key, values in self.cells.items():
+            parts[key] = [found(one).value for one in values]
+            if any(isinstance(one, Found) for one in values):
+                intervals = [found(one).interval or (None, None) for one in values]
+                parts[f"{key}_low"], parts[f"{key}_high"] = map(list, zip(*intervals, strict=True))
+        return csv_text(parts, zip(*parts.values(), strict=True))
 
     def json(self) -> list[dict[str, Any]]:
         """Rows as JSON types."""
-        return [{key: json_value(row.get(key)) for key in self.keys} for row in self.rows]
+        cells = {key: map(json_value, values) for key, values in self.cells.items()}
+        return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
 
     def picture(self) -> Picture | None:
         """The rows as `drawn`; None if they are too few."""
         told, columns = self.drawn, {column.key: column for column in self.columns}
         if told is None:
             return None
-        about, y = About(self.name, told.title), columns[told.ys[0]].title
-        drawn = [
-            (
-                row[told.by] if told.by else columns[key].title, row[told.x],
-                row[key] if isinstance(row[key], Found) else Found(row[key], None), bool(row.get("is_missed")),
-            )
-            for row in self.rows for key in told.ys if row[key] is not None
-        ]  # fmt: skip
-        if not drawn:
-            return None
-        if any(isinstance(at, str) for _, at, _, _ in drawn):
-            return bars(about, y, [BarRow(at, [(name, max(one.value, 0.0))]) for name, at, one, _ in drawn])
         series, x = dict[str, list[Point]](), columns[told.x]
-        for name, at, one, is_missed in sorted(drawn, key=lambda one: one[1]):
-            series.setdefault(name, []).append(Point(at, one.value, one.interval, is_missed))
+        for row in sorted(self.rows, key=lambda row: row[x.key]):
+            for key in (key for key in told.ys if row[key] is not None):
+                name = cell(row[told.by]) if told.by else columns[key].title
+                point = Point(row[x.key], *found(row[key]), is_failed=bool(row.get("is_missed")))
+                series.setdefault(name, []).append(point)
         axes = {"x_is_log": True, "x_name": lambda value: cell(value, x.form), **told.axes}
-        return curves(about, LineAxes(x.title, y, **axes), {"": [Curve(*one) for one in series.items()]})
+        drawn = {"": [Curve(*one) for one in series.items()]}
+        return curves(About(self.name, told.title), LineAxes(x.title, columns[told.ys[0]].title, **axes), drawn)
+
+
+def found(value: Any) -> Found:
+    """A cell with its interval, if it has one."""
+    return value if isinstance(value, Found) else Found(value, None)
 
 
 def cell(value: Any, form: Form = "{:.4g}") -> str:
     """A cell as text; a dash for None."""
-    if value is None or isinstance(value, str):
-        return ABSENT if value is None else value
-    number = value.value if isinstance(value, Found) else value
+    number = found(value).value
+    if number is None or isinstance(number, str):
+        return ABSENT if number is None else number
     if callable(form):
         return form(number)
-    if isinstance(number, int) and form == Column.form:
-        return str(number)
+    form = "{}" if isinstance(number, int) and form == Column.form else form
     return form.format(number).replace("-", "−").replace("%", " %")
 
 
 def ends(value: Any, form: Form = "{:.4g}") -> str:
     """The interval of a cell as text; a dash without one."""
-    interval = value.interval if isinstance(value, Found) else None
-    return " … ".join(cell(end, form) for end in interval or ()) or ABSENT
+    return " … ".join(cell(end, form) for end in found(value).interval or ()) or ABSENT
 
 
 def json_value(value: Any) -> Any:
@@ -214,49 +206,37 @@ class Results:
         missing = [f"{count_text(len(self.problems), 'part')} not measured in full"] * bool(self.problems)
         return f"{self.what}: {'; '.join([*(self.findings or ['nothing was measured']), *missing])}"
 
-    @property
+    @cached_property
     def drawn(self) -> list[Picture]:
         """All pictures."""
         return [one for one in (*(rows.picture() for rows in self.tables), *self.pictures) if one is not None]
 
-    def parts(self, confidence: float) -> list[Block]:
-        """All but the answer."""
+    def blocks(self, confidence: float, facts: Facts | None = None) -> list[Block]:
+        """What a terminal shows, of an error its first line; with facts, what report.md and report.html say."""
         interval = f"{100 * confidence:g} % interval"
         parts = [
             Section(one.title, [*map(Line, (*one.notes, *one.ratios_above())), one.shown(interval)])
             for one in self.tables if one.rows and one.title
         ]  # fmt: skip
-        return [*parts, *self.more]
-
-    def answer(self, *, is_short: bool = False) -> list[Block]:
-        """Headline, and what is not as required or not measured; of an error, if short, its first line."""
-        problems = [headline_of(one) if is_short else one for one in self.problems]
-        short = ("Not as required", self.failures), ("Not measured", problems)
-        return [Headline(self.headline), *(Section(title, [bullets(lines)]) for title, lines in short)]
+        problems = self.problems if facts else [headline_of(one) for one in self.problems]
+        wrong = (Section("Not as required", [bullets(self.failures)]), Section("Not measured", [bullets(problems)]))
+        headline, figures = Headline(self.headline), Section("Figures", [Gallery(self.drawn)])
+        if facts is None:
+            return [headline, *parts, *self.more, *wrong]
+        return [Section("", [headline, facts, *wrong], style="first"), *parts, *self.more, figures]
 
     def lines(self, confidence: float = 0.95, columns: int | None = None) -> Iterator[str]:
         """Lines for a terminal."""
-        headline, *short = self.answer(is_short=True)
-        return text_lines(headline, *self.parts(confidence), *short, width=columns)
-
-    def document(self, facts: Facts, confidence: float, drawn: Sequence[Picture]) -> list[Block]:
-        """What report.md and report.html say."""
-        headline, *short = self.answer()
-        first = Section("", [headline, facts, *short], style="first")
-        return [first, *self.parts(confidence), Section("Figures", [Gallery(drawn)])]
+        return text_lines(*self.blocks(confidence), width=columns)
 
 
 def facts_of(suite: str, record: RunRecord, gangs: Any, versions: Mapping[str, str]) -> Facts:
     """What was tested, when, where and by whom; empty facts are left out."""
-    ranks = ranks_by_host(gangs)
-    hosts = ", ".join(f"{host} ({len(ranks[host])})" for host in list(ranks)[:8])
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    facts = (
-        ("Suite", suite), ("SKU", record.sku), ("Hosts", hosts + more),
-        ("Began", f"{record.began:%Y-%m-%d %H:%M} UTC"), ("Notes", "; ".join(record.notes)),
-        ("Site", record.noted.get(SITE, "")), ("By", ", ".join(record.operators)),
-        ("Ticket", record.noted.get(TICKET, "")), *record.further_notes.items(),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("Command", shlex.join(record.argv)),
-    )  # fmt: skip
-    return Facts([(name, said) for name, said in facts if said])
+    hosts = [f"{host} ({len(ranks)})" for host, ranks in ranks_by_host(gangs).items()]
+    facts = {
+        "Suite": suite, "SKU": record.sku, "Hosts": first_few(hosts, 8), "Began": f"{record.began:%Y-%m-%d %H:%M} UTC",
+        **{name.capitalize(): said for name, said in record.noted.items()},
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "Command": shlex.join(record.argv),
+    }  # fmt: skip
+    return Facts([one for one in facts.items() if one[1]])

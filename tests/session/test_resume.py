@@ -269,7 +269,6 @@ class TestBegin:
         assert record.resumed[0].argv == ("pytest", "--password", "***")
         assert record.operators == ("Ann", "Bob", "Cy")
         assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
-        assert record.further_notes == {"rack": "B 7"}
 
     def test_makes_no_folder_where_nothing_was_concluded(self, run: RunDirectory) -> None:
         read_resumption(run).begin((), {}, USED)

@@ -7,7 +7,7 @@ images per GPU. Written from its two tables.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from bisect import bisect
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,132 +24,105 @@ class Printed(NamedTuple):
     diff: float = 0.0
 
 
-# Example output, p50, p75, p90 and p95: sec/iter, and ex/sec.
+Tables = dict[str, dict[str, list[Printed]]]
+
+# Example output, p50, p75, p90 and p95: ms/iter, and ex/sec.
 _EXAMPLE = """
 resnet50
-no-ddp 0.097 329 0.097 329 0.097 329 0.097 329
-1M/1G 0.100 319 0.100 318 0.100 318 0.100 318
-1M/2G 0.103 310 0.103 310 0.103 310 0.103 309
-1M/4G 0.103 310 0.103 310 0.103 310 0.103 310
-1M/8G 0.104 307 0.104 307 0.104 306 0.104 306
-2M/8G 0.104 306 0.104 306 0.104 306 0.104 306
+no-ddp 97 329 97 329 97 329 97 329
+1M/1G 100 319 100 318 100 318 100 318
+1M/2G 103 310 103 310 103 310 103 309
+1M/4G 103 310 103 310 103 310 103 310
+1M/8G 104 307 104 307 104 306 104 306
+2M/8G 104 306 104 306 104 306 104 306
 resnet101
-no-ddp 0.162 197 0.162 197 0.162 197 0.162 197
-1M/1G 0.171 187 0.171 186 0.171 186 0.172 185
-1M/2G 0.176 182 0.176 181 0.176 181 0.176 181
-1M/4G 0.176 182 0.176 181 0.176 181 0.176 181
-1M/8G 0.179 179 0.179 178 0.180 178 0.180 177
-2M/8G 0.179 178 0.180 177 0.183 174 0.188 170
+no-ddp 162 197 162 197 162 197 162 197
+1M/1G 171 187 171 186 171 186 172 185
+1M/2G 176 182 176 181 176 181 176 181
+1M/4G 176 182 176 181 176 181 176 181
+1M/8G 179 179 179 178 180 178 180 177
+2M/8G 179 178 180 177 183 174 188 170
 resnext50_32x4d
-no-ddp 0.145 220 0.145 220 0.145 220 0.145 220
-1M/1G 0.147 217 0.147 217 0.148 216 0.148 216
-1M/2G 0.153 209 0.153 209 0.153 209 0.153 209
-1M/4G 0.153 208 0.153 208 0.154 208 0.154 208
-1M/8G 0.157 204 0.157 204 0.157 203 0.157 203
-2M/8G 0.157 203 0.157 203 0.158 203 0.158 202
+no-ddp 145 220 145 220 145 220 145 220
+1M/1G 147 217 147 217 148 216 148 216
+1M/2G 153 209 153 209 153 209 153 209
+1M/4G 153 208 153 208 154 208 154 208
+1M/8G 157 204 157 204 157 203 157 203
+2M/8G 157 203 157 203 158 203 158 202
 resnext101_32x8d
-no-ddp 0.415 77 0.415 77 0.416 76 0.417 76
-1M/1G 0.425 75 0.426 75 0.426 75 0.426 75
-1M/2G 0.438 73 0.439 72 0.439 72 0.439 72
-1M/4G 0.439 72 0.439 72 0.440 72 0.440 72
-1M/8G 0.447 71 0.447 71 0.448 71 0.448 71
-2M/8G 0.450 71 0.451 70 0.451 70 0.451 70
+no-ddp 415 77 415 77 416 76 417 76
+1M/1G 425 75 426 75 426 75 426 75
+1M/2G 438 73 439 72 439 72 439 72
+1M/4G 439 72 439 72 440 72 440 72
+1M/8G 447 71 447 71 448 71 448 71
+2M/8G 450 71 451 70 451 70 451 70
 """
-# diff.py, bucket_cap_mb 25 against 1, p75 and p95 of the latter: sec/iter, ex/sec, diff.
+# diff.py, bucket_cap_mb 25 against 1, p75 and p95 of the latter: ms/iter, ex/sec, tenths of a per cent.
 _DIFF = """
 resnet50
-1M/1G 0.101 317 -0.3 0.101 317 -0.4
-1M/2G 0.104 306 -1.0 0.104 306 -1.0
-1M/4G 0.105 305 -1.6 0.105 304 -1.8
-1M/8G 0.107 299 -2.6 0.107 298 -2.7
-2M/8G 0.108 294 -3.8 0.122 262 -16.4
+1M/1G 101 317 -3 101 317 -4
+1M/2G 104 306 -10 104 306 -10
+1M/4G 105 305 -16 105 304 -18
+1M/8G 107 299 -26 107 298 -27
+2M/8G 108 294 -38 122 262 -164
 resnet101
-1M/1G 0.172 185 -1.2 0.172 185 -1.3
-1M/2G 0.179 178 -2.1 0.179 178 -2.0
-1M/4G 0.180 177 -2.6 0.180 177 -2.6
-1M/8G 0.184 173 -3.5 0.184 173 -3.5
-2M/8G 0.187 170 -0.1 0.204 157 -7.9
+1M/1G 172 185 -12 172 185 -13
+1M/2G 179 178 -21 179 178 -20
+1M/4G 180 177 -26 180 177 -26
+1M/8G 184 173 -35 184 173 -35
+2M/8G 187 170 -1 204 157 -79
 resnext50_32x4d
-1M/1G 0.149 214 -1.0 0.149 214 -0.9
-1M/2G 0.156 205 -1.5 0.156 205 -1.6
-1M/4G 0.156 204 -1.6 0.157 204 -1.8
-1M/8G 0.159 200 -1.5 0.159 200 -1.5
-2M/8G 0.161 198 -1.9 0.162 197 -2.3
+1M/1G 149 214 -10 149 214 -9
+1M/2G 156 205 -15 156 205 -16
+1M/4G 156 204 -16 157 204 -18
+1M/8G 159 200 -15 159 200 -15
+2M/8G 161 198 -19 162 197 -23
 resnext101_32x8d
-1M/1G 0.427 74 -0.8 0.428 74 -0.7
-1M/2G 0.444 72 -1.3 0.445 71 -0.7
-1M/4G 0.444 72 -1.1 0.445 71 -0.8
-1M/8G 0.452 70 -1.3 0.452 70 -1.3
-2M/8G 0.455 70 -0.7 0.456 70 -0.6
+1M/1G 427 74 -8 428 74 -7
+1M/2G 444 72 -13 445 71 -7
+1M/4G 444 72 -11 445 71 -8
+1M/8G 452 70 -13 452 70 -13
+2M/8G 455 70 -7 456 70 -6
 """
 
 
-def _parsed(table: str, percents: tuple[int, ...], columns: int) -> dict[str, dict[str, dict[int, Printed]]]:
-    """By model, size and per cent."""
-    found: dict[str, dict[str, dict[int, Printed]]] = {}
-    for line in table.split("\n"):
-        name, *cells = line.split() or [""]
-        if not cells:
-            rows = found.setdefault(name, {}) if name else {}
+def _parsed(table: str, columns: int) -> Tables:
+    """By model and size: a cell for each per cent."""
+    found = Tables()
+    for name, *words in map(str.split, table.strip().split("\n")):
+        if not words:
+            rows = found[name] = {}
             continue
-        of_percent = [cells[at : at + columns] for at in range(0, len(cells), columns)]
-        printed = [Printed(float(one[0]), int(one[1]), *map(float, one[2:])) for one in of_percent]
-        rows[name.replace("-", " ")] = dict(zip(percents, printed, strict=True))
+        cells = zip(*[iter(map(int, words))] * columns, strict=True)
+        rows[name.replace("-", " ")] = [
+            Printed(ms / 1000, rate, *(one / 10 for one in diff)) for ms, rate, *diff in cells
+        ]
     return found
 
 
-EXAMPLE = _parsed(_EXAMPLE, (50, 75, 90, 95), 2)
-DIFF = _parsed(_DIFF, (75, 95), 3)
+EXAMPLE, DIFF = _parsed(_EXAMPLE, 2), _parsed(_DIFF, 3)
 
 
-def steps_of(s_per_iter: Mapping[int, float], ranks: int) -> list[float]:
-    """Steps of all ranks whose percentiles are those, by per cent."""
-    shares = {0.6: 50, 0.82: 75, 0.92: 90, 1.1: 95}  # percentiles lie well within what has one value
-    known = [one for one in shares.values() if one in s_per_iter]
-    count = STEPS * ranks
+def report(tables: Tables, **configuration: Any) -> dict[str, Any]:
+    """A JSON report whose percentiles are the printed ones, each well within the steps of one length."""
 
-    def at(share: float) -> float:
-        asked = next(per_cent for limit, per_cent in shares.items() if share < limit)
-        return s_per_iter[min((one for one in known if one >= asked), default=known[-1])]
+    def steps(row: list[Printed], ranks: int) -> list[float]:
+        every = row if len(row) > 2 else [row[0], *row, row[-1]]
+        return [every[bisect((0.6, 0.82, 0.92), at / (STEPS * ranks))].s_per_iter for at in range(STEPS * ranks)]
 
-    return [at(number / count) for number in range(count)]
-
-
-def report(tables: Mapping[str, Mapping[str, Mapping[int, float]]], **configuration: Any) -> dict[str, Any]:
-    """A JSON report whose percentiles are those: by model, size and per cent, in seconds."""
-    said = {"pytorch_version": "1.4.0a0+05140f0", "cuda_version": "10.0", "distributed_backend": "nccl",
-            "bucket_size": 25} | configuration  # fmt: skip
     results = [
-        {
-            "model": model,
-            "batch_size": BATCH,
-            "result": [
-                {"ranks": list(range(SIZES[size])), "measurements": steps_of(times, SIZES[size])}
-                for size, times in rows.items()
-            ],
-        }
+        {"model": model, "batch_size": BATCH, "result": [
+            {"ranks": [*range(SIZES[size])], "measurements": steps(row, SIZES[size])} for size, row in rows.items()
+        ]}
         for model, rows in tables.items()
-    ]
-    return said | {"benchmark_results": results}
-
-
-def times_s(printed: Mapping[str, Mapping[str, Mapping[int, Printed]]]) -> dict[str, dict[str, dict[int, float]]]:
-    """The measured column."""
-    return {
-        model: {size: {p: one.s_per_iter for p, one in row.items()} for size, row in rows.items()}
-        for model, rows in printed.items()
-    }
-
-
-def example_report() -> dict[str, Any]:
-    """The benchmark's example output as its file."""
-    return report(times_s(EXAMPLE))
+    ]  # fmt: skip
+    return {"pytorch_version": "1.4.0a0+05140f0", "cuda_version": "10.0", "distributed_backend": "nccl",
+            "bucket_size": 25, "benchmark_results": results, **configuration}  # fmt: skip
 
 
 def bucket_size_1_report() -> dict[str, Any]:
     """The test of its diff; one GPU without DDP, which diff.py passes over, is that of the example output."""
-    rows = {model: {"no ddp": times_s(EXAMPLE)[model]["no ddp"], **rows} for model, rows in times_s(DIFF).items()}
-    return report(rows, bucket_size=1)
+    return report({model: {"no ddp": EXAMPLE[model]["no ddp"], **rows} for model, rows in DIFF.items()}, bucket_size=1)
 
 
 def written(path: Path, said: Any) -> str:

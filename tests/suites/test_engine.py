@@ -20,6 +20,7 @@ from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.suites import registry
+from pytest_ddpscale.suites.comparing import diff_of
 from pytest_ddpscale.suites.engine import geometric_mean_estimate, mean_estimate
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Rows, cell, ends, facts_of, json_value
 from pytest_ddpscale.util.command_parser import USER_ERROR
@@ -34,17 +35,16 @@ from tests.suites.run_records import SUITE_RECORD, text_of
 
 Capture = pytest.CaptureFixture[str]
 WIDE = Found(-0.25, (-0.5, math.inf))
-COLUMNS = [Column("size", "Size"), Column("ms", "ms"), Column("kept", "Kept", "{:.1%}", above="noise")]
-ROWS = [{"size": "1 | MiB", "ms": Found(12.5, (12.0, 13.0)), "kept": Found(1.1, (1.0, 1.2)), "hidden": 3},
-        {"size": "=25 MiB", "ms": 2.0, "kept": None, "hidden": None}]  # fmt: skip
-TABLE = Rows(
-    "sizes", "Sizes <script>", COLUMNS, ROWS, notes=["plain | words"], drawn=Drawn("A <size>", "size", ("ms",))
-)
+COLUMNS = [Column("size", "Size"), Column("mib", "MiB"), Column("ms", "ms"),
+           Column("kept", "Kept", "{:.1%}", above="noise"), Column("absent", "Absent")]  # fmt: skip
+ROWS = [{"size": "1 | MiB", "mib": 1, "ms": Found(12.5, (12.0, 13.0)), "kept": Found(1.1, (1.0, 1.2)), "hidden": 3},
+        {"size": "=25 MiB", "mib": 25, "ms": 2.0, "kept": None}]  # fmt: skip
+TABLE = Rows("sizes", "Sizes <script>", COLUMNS, ROWS, notes=["plain | words"], drawn=Drawn("A <size>", "mib", ("ms",)))
 FOUND = Results("2 sizes", ["1.1× at best"], [TABLE], ["resnet50: it broke"], ["1 <KiB> gave wrong results"])
 
 
 def pages(found: Results) -> tuple[str, str]:
-    blocks = found.document(facts_of("sizes", SUITE_RECORD, (), {"torch": "2.15"}), 0.95, found.drawn)
+    blocks = found.blocks(0.95, facts_of("sizes", SUITE_RECORD, (), {"torch": "2.15"}))
     return html(*blocks), markdown(*blocks)
 
 
@@ -52,23 +52,11 @@ def test_table_csv_json_and_picture_follow_from_rows_and_columns() -> None:
     page, note = pages(FOUND)
     as_json = strict_json({"rows": TABLE.json(), "wide": json_value(WIDE)})
     assert_approved("suite-formats.txt", "\n".join([text_of(FOUND), note, TABLE.csv(), as_json, ""]))
-    assert page.count('<img alt="A &lt;size&gt;: 1 | MiB, ms, 12.5; =25 MiB, ms, 2"') == 1
+    assert page.count('<img alt="A &lt;size&gt;: ms, 1, 12.5, 12 … 13; ms, 25, 2"') == 1
     assert "Sizes &lt;script&gt;" in page
     assert "<script>" not in page
     assert "<li>1 &lt;KiB&gt; gave wrong results</li>" in page
     assert "&lt;b&gt;" in page, "of the command"
-
-
-def test_text_fits_a_narrow_terminal_and_tables_lose_nothing() -> None:
-    wide = Rows("a", "All", [Column("setting", "setting"), Column("ratio", "ratio"), Column("note", "note")],
-                [{"setting": "bucket_cap_mb=5", "ratio": 1.043}, {"setting": "b", "ratio": 1, "note": "x " * 20}],
-                notes=["a sentence " * 12])  # fmt: skip
-    found = Results("so many words " * 9, ["told"], [wide], ["it broke " * 9])
-    lines = [*found.lines(0.95, 40)]
-    assert max(map(len, lines)) <= 40 + len("  note: ")
-    assert lines[lines.index("bucket_cap_mb=5") :][:4] == ["bucket_cap_mb=5", "  ratio: 1.043", "b", "  ratio: 1"]
-    assert " ".join(lines).count("so many words") == 9
-    assert len([*found.lines(0.95)]) < len(lines), "in a pipe a sentence is a line"
 
 
 def test_of_an_error_the_terminal_has_the_first_line_and_the_reports_all() -> None:
@@ -84,11 +72,16 @@ def test_cells_have_a_minus_sign_and_a_dash_for_what_there_is_not() -> None:
 
 
 def test_mean_and_interval_of_independent_values() -> None:
-    estimated, reach = mean_estimate([10.0, 11.0, 12.0, 13.0, 14.0], 0.95), 2.7764451 * math.sqrt(2.5 / 5)
-    assert estimated.value == pytest.approx(12.0)
-    assert estimated.interval == pytest.approx((12 - reach, 12 + reach))
+    reach = 2.7764451 * math.sqrt(2.5 / 5)
+    assert mean_estimate([10.0, 11.0, 12.0, 13.0, 14.0], 0.95).interval == pytest.approx((12 - reach, 12 + reach))
     logs = geometric_mean_estimate([math.exp(value) for value in range(10, 15)], 0.95)
     assert logs.interval == pytest.approx((math.exp(12 - reach), math.exp(12 + reach)))
+
+
+def test_text_fits_a_narrow_terminal_and_tables_lose_nothing() -> None:
+    lines = [*FOUND.lines(0.95, 40)]
+    assert lines[lines.index("1 | MiB") :][:4] == ["1 | MiB", "  MiB: 1", "  ms: 12.5", "  95 % interval: 12 … 13"]
+    assert max(map(len, lines)) <= 40
 
 
 def test_no_suite_is_imported_before_its_command_is_typed() -> None:
@@ -151,7 +144,18 @@ def test_two_runs_of_a_suite_are_compared_and_of_two_suites_refused(capsys: Capt
     assert (said["lost"], len(said["numbers"])) == (["4: img/s per rank", "4: Efficiency"], 2)
     run.write_json(run.suite_json, {"suite": "inference"})
     assert main(["compare", "a", "b"]) == USER_ERROR
-    assert "found suites inference and halves; expected two runs of one suite" in capsys.readouterr().err
+    assert "found no number that has an interval in both; expected two runs of one" in capsys.readouterr().err
+
+
+def test_a_number_that_may_be_negative_changes_by_a_share_of_the_first() -> None:
+    column = Column("ms", "ms", better=-1)
+    a, b = (
+        Results("x", tables=[Rows("t", "T", [Column("at", "At"), column], [{"at": "n", "ms": found}])])
+        for found in (Found(-80.0, (-81.0, -79.0)), Found(-79.0, (-80.0, -78.0)))
+    )
+    (row,) = diff_of(a, b).table.rows
+    assert (row["name"], row["change"].value) == ("n: ms", pytest.approx(1 / 80))
+    assert -0.01 < row["loss"] < row["change"].value
 
 
 def recorded(name: str, pace: float, only: int = 2) -> RunDirectory:
@@ -208,8 +212,8 @@ def test_a_run_that_was_killed_is_resumed_by_the_same_command(capsys: Capture) -
 
 
 @pytest.mark.parametrize(("said", "told"), [
-    ({"suite": "nothing"}, "suite 'nothing', which is none of this version"),
-    ({"suite": "inference", "confidence": "high"}, "confidence 'high'; expected a number such as 0.95"),
+    ({"suite": "nothing"}, "suite.json: found 'nothing'; expected a suite of this version: pytorch-ddp, "),
+    ({"suite": "inference", "confidence": "high"}, "suite.json: found 'high'; expected a number such as 0.95"),
     ([], "is not a suite.json: it is no object"),
 ])  # fmt: skip
 def test_a_suite_json_that_says_nothing_is_refused(tmp_path: Path, capsys: Capture, said: Any, told: str) -> None:

@@ -7,47 +7,30 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.families.image import ImageFamily
-from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.suites.factors import BATCHES, EPOCH_IMAGES, HIDDEN, LINEAR, MODELS, Factors, data_moved
-from tests.builders.workloads import with_settings
+from pytest_ddpscale.suites.factors import Factors, data_moved
 from tests.suites.planned import planned
 
-MNIST = 60_000
-BATCH, RANKS = 1024, 4
-VGG16 = Workload("v", ImageFamily("vgg16", num_classes=10, classifier_hidden=4096), "fp32", BATCH)
-PUBLISHED = {
-    "squeezenet1_0": 5_130, "resnet18": 5_130, "alexnet": 54_575_114, "densenet121": 21_020_682, "vgg16": 119_586_826,
-}  # fmt: skip
-PUBLISHED_BY_HIDDEN = {4096: 119_586_826, 2048: 55_599_114, 1024: 26_750_986}
+VGG16 = {4096: 119_586_826, 2048: 55_599_114, 1024: 26_750_986}  # trained parameters by width of its hidden layers
+OTHERS = {"squeezenet1_0": 5_130, "resnet18": 5_130, "alexnet": 54_575_114, "densenet121": 21_020_682}
 
 
-@pytest.mark.parametrize("model", PUBLISHED)
-def test_trained_parameters_are_the_published_ones(model: str) -> None:
-    workload = with_settings(VGG16, model=model, classifier_hidden=0 if model in LINEAR else 4096)
-    assert workload.family.classifier_parameters == PUBLISHED[model]
+def test_the_default_sweep_is_its_experiment_with_the_published_trained_parameters() -> None:
+    centre, *others = planned(Factors()).studies
+    of = [(one.workload.family.model, one.workload.batch_size, one.workload.family) for one in (centre, *others)]
+    assert (of[0][:2], of[0][2].classifier_hidden) == (("vgg16", 1024), 4096)
+    assert {arm.world_size for arm in centre.arms} == {1, 2, 3, 4}
+    assert sorted(batch for model, batch, _ in of if model == "vgg16") == [64, 128, 256, 512, 1024, 1024, 1024]
+    assert {
+        family.classifier_hidden: family.classifier_parameters for model, _, family in of if model == "vgg16"
+    } == VGG16
+    assert {model: family.classifier_parameters for model, _, family in of if model != "vgg16"} == OTHERS
+    assert len(of) == 1 + 4 + 4 + 2, "one factor at a time"
 
 
-@pytest.mark.parametrize("hidden", PUBLISHED_BY_HIDDEN)
-def test_the_three_sizes_of_vgg16_are_hidden_layers_of_4096_2048_and_1024(hidden: int) -> None:
-    assert with_settings(VGG16, classifier_hidden=hidden).family.classifier_parameters == PUBLISHED_BY_HIDDEN[hidden]
-
-
-def test_the_default_sweep_is_its_experiment() -> None:
-    plan = planned(Factors())
-    centre, *others = (study.workload for study in plan.studies)
-    assert (centre.family.model, centre.batch_size, centre.family.classifier_hidden) == ("vgg16", BATCH, 4096)
-    assert {arm.world_size for arm in plan.studies[0].arms} == {1, 2, 3, RANKS}
-    assert {one.batch_size for one in (centre, *others)} == {1024, 512, 256, 128, 64} == set(BATCHES)
-    assert {one.family.model for one in (centre, *others)} == set(PUBLISHED) == set(MODELS)
-    found = {one.family.classifier_parameters for one in (centre, *others) if one.family.model == "vgg16"}
-    assert found == set(PUBLISHED_BY_HIDDEN.values())
-    assert set(HIDDEN) == set(PUBLISHED_BY_HIDDEN)
-    assert len(plan.studies) == 1 + 4 + 4 + 2, "one factor at a time"
-
-
-def test_data_moved_at_its_centre_by_its_formula() -> None:
-    data = data_moved(PUBLISHED["vgg16"], BATCH, RANKS)
-    assert EPOCH_IMAGES == MNIST
-    assert data["document_parameters_per_epoch"] == pytest.approx(60_000 / (1024 * 4) * 119_586_826)
+def test_data_moved_at_its_centre_is_by_its_formula_and_by_a_ring() -> None:
+    data = data_moved(VGG16[4096], 1024, 4)
+    assert data["document_gb_per_epoch"] == pytest.approx(4 * 60_000 / (1024 * 4) * VGG16[4096] / 1e9)
     assert data["document_gb_per_epoch"] == pytest.approx(7.007, rel=1e-3)
+    steps = 15  # of 15,000 images of each rank in batches of 1,024, the last of them smaller
+    assert data["sent_gb_per_rank_and_epoch"] == pytest.approx(steps * 1.5 * 4 * VGG16[4096] / 1e9)
+    assert data_moved(VGG16[4096], 1024, 1)["sent_gb_per_rank_and_epoch"] == 0
