@@ -24,7 +24,7 @@ MODEL_OF_NONE = ("--model=resnet51", f"--model: found 'resnet51'; {MODEL}")
 WRONG = {
     "suite collectives --gpu-sku=cpu --ddp-gpus-per-node=2": [
         ("--sizes=1KB", "--sizes: found '1KB'; expected BEGIN:END or BEGIN:END:FACTOR"),
-        ("--operations=gather", "--operations: found 'gather'; expected names among all-reduce"),
+        ("--operations=gather", "--operations: found 'gather'; expected one of all-reduce"),
         ("--iteration-limit=fast", "--iteration-limit: found 'fast'; expected a time such as 90s"),
         ("--ddp-gpus-per-node=1", "--ddp-gpus-per-node: found one rank; expected at least 2"),
     ],
