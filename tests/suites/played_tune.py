@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.engine import MeasuredSuite, SuiteNodes, nodes_of
 from pytest_ddpscale.suites.registry import add_options
-from pytest_ddpscale.suites.tune import Candidate, Tune, candidate_of
+from pytest_ddpscale.suites.tune import Tune, setting_of
 from tests.builders.judged import evidence_of_plan, measure
 from tests.builders.measurements import Measurement
 from tests.suites.run_records import SUITE_RECORD
@@ -55,13 +55,12 @@ class PlayedTune:
         return [one for study in plan.studies for one in self._of_study(study)]
 
     def _of_study(self, study: Study) -> list[Measurement]:
-        candidate = candidate_of(study)
+        setting = setting_of(study)
         luck = {arm: self._random.gauss(0, self._launch_sd) for arm in study.arms}
         blocks: dict[tuple[Arm, int], float] = {}
 
         def samples_per_s(arm: Arm, number: int, rank: int) -> float:
-            is_tried = arm == study.arms[-1] and candidate != Candidate()
-            gain = self._gains.get(candidate.name, 1.0) if is_tried else 1.0
+            gain = self._gains.get(setting, 1.0) if arm == study.arms[-1] else 1.0
             noise = blocks.setdefault((arm, number), self._random.gauss(0, self._round_sd))
             return USUAL_SAMPLES_PER_S * gain * math.exp(luck[arm] + noise)
 
