@@ -78,6 +78,8 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
             head = {"sku": sku, "ranks": nodes.world_size, "fraction": arguments.fraction, "steps": arguments.steps}
             json.write_text(strict_json(head | {"workloads": found}) + "\n", encoding="utf-8")
 
+    for gpu in nodes.machine.silent:
+        print(f"{gpu}: the other GPUs train")
     for workload in workloads:
         _search(arguments, nodes, workload, found, keep)
     batches = {one["workload"]: {"per_gpu": one["largest"]} for one in found if one["largest"]}

@@ -41,26 +41,23 @@ class PlayedTune:
 
     def measured(self) -> MeasuredSuite:
         """All launches."""
-        tune, confidence = Tune(), self.nodes.settings.confidence
-        plan = tune.plan(self.arguments, self.nodes)
-        steps = self._of(plan)
-        first = MeasuredSuite(evidence_of_plan(plan, steps), confidence, SUITE_RECORD)
-        more = tune.further(self.arguments, self.nodes, first)
-        if more is None:
-            return first
-        both = plan.joined(more)
-        return MeasuredSuite(evidence_of_plan(both, [*steps, *self._of(more)]), confidence, SUITE_RECORD)
+        plan = Tune().plan(self.arguments, self.nodes)
+        first = self._of(plan, steps := self._steps(plan))
+        more = Tune().further(self.arguments, self.nodes, first)
+        return first if more is None else self._of(plan.joined(more), [*steps, *self._steps(more)])
 
-    def _of(self, plan: Plan) -> list[Measurement]:
+    def _of(self, plan: Plan, steps: list[Measurement]) -> MeasuredSuite:
+        return MeasuredSuite(evidence_of_plan(plan, steps), self.nodes.settings.confidence, SUITE_RECORD)
+
+    def _steps(self, plan: Plan) -> list[Measurement]:
         return [one for study in plan.studies for one in self._of_study(study)]
 
     def _of_study(self, study: Study) -> list[Measurement]:
-        setting = setting_of(study)
         luck = {arm: self._random.gauss(0, self._launch_sd) for arm in study.arms}
         blocks: dict[tuple[Arm, int], float] = {}
 
         def samples_per_s(arm: Arm, number: int, rank: int) -> float:
-            gain = self._gains.get(setting, 1.0) if arm == study.arms[-1] else 1.0
+            gain = self._gains.get(setting_of(study), 1.0) if arm == study.arms[-1] else 1.0
             noise = blocks.setdefault((arm, number), self._random.gauss(0, self._round_sd))
             return USUAL_SAMPLES_PER_S * gain * math.exp(luck[arm] + noise)
 
