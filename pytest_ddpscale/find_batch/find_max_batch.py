@@ -130,7 +130,7 @@ def _search(
         largest = largest_fitting(fits, arguments.least, arguments.most)
     by_batch = {one.batch: one for one in tried}
     if largest is None:
-        print(f"No batch fits: with the smallest, {arguments.least} {many}, {tried[0].why_not}.\n")
+        print(f"No batch fits, not even {arguments.least} {many}: {tried[0].why_not}.\n")
         return
     pace, fastest = max((one.samples_per_s_per_gpu or 0.0, one.batch) for one in tried if one.fits)
     own = by_batch[largest].samples_per_s_per_gpu or 0.0

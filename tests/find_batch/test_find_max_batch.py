@@ -23,7 +23,7 @@ from tests.builders.sessions import gpu
 from tests.suites.conftest import exit_code
 
 GIB = 2**30
-WHY, PACE = "OutOfMemoryError on rank 0 in warm-up", "samples_per_s_per_gpu"
+MORE, WHY, PACE = "more than 90 % of the memory", "OutOfMemoryError on rank 0 in warm-up", "samples_per_s_per_gpu"
 ENDS: dict[int, BaseException] = {}  # what ends the trial of a batch
 multiples = st.integers(1, 300).map(lambda number: MULTIPLE * number)
 
@@ -38,8 +38,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         if batch in ENDS:
             raise ENDS[batch]
         plans.append(plan)
-        took = (batch * GIB, 100 * GIB, 100.0 - batch) if batch <= 40 else ()
-        return BatchTrial(batch, bool(took), "" if took else WHY, *took)
+        took = (batch * GIB, 100 * GIB, 100.0 - batch if batch <= 40 else 200.0) if batch < 64 else ()
+        return BatchTrial(batch, batch <= 40, "" if batch <= 40 else MORE if took else WHY, *took)
 
     monkeypatch.setattr(trial, "try_batch", play)
     monkeypatch.setattr(trial, "memory_limit", lambda: (2 * GIB, "that is free on this machine"))
@@ -53,6 +53,8 @@ def run(*arguments: str) -> int:
 def test_each_workload_or_a_model_is_tried_on_all_ranks_and_told_as_approved(
     tried: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name, value in (("SLURM_JOB_ID", "1"), ("SLURM_JOB_NODELIST", "n[1-2]")):  # of which it takes this node
+        monkeypatch.setenv(name, value)
     file = tmp_path / "found.json"
     assert run("--json", str(file)) == 0
     assert [plan.studies[0].workload.batch_size for plan in tried] == 2 * [8, 16, 32, 64, 48, 40]
@@ -60,8 +62,9 @@ def test_each_workload_or_a_model_is_tried_on_all_ranks_and_told_as_approved(
     one, other = found.pop("workloads")
     assert found == {"sku": "cpu", "ranks": 2, "fraction": 0.9, "steps": 12}
     assert (one["workload"], one["largest"], one["fastest"], one["arms"][-1]) == ("shuffle96-fp32", 40, 8, "no_sync@2")
-    assert other["trials"][-2:] == [
-        {"batch": 48, "fits": False, "why_not": WHY} | dict.fromkeys(("peak_bytes", "limit_bytes", PACE)),
+    assert other["trials"][-3:] == [
+        {"batch": 64, "fits": False, "why_not": WHY} | dict.fromkeys(("peak_bytes", "limit_bytes", PACE)),
+        {"batch": 48, "fits": False, "why_not": MORE, "peak_bytes": 48 * GIB, "limit_bytes": 100 * GIB, PACE: 200.0},
         {"batch": 40, "fits": True, "why_not": "", "peak_bytes": 40 * GIB, "limit_bytes": 100 * GIB, PACE: 60.0},
     ]
     assert run("--workload", "shufflenet-fp32", "--least=40", "--most=40") == 0
