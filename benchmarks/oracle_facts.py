@@ -8,7 +8,6 @@ of itself is a fact of its thresholds file, and of no run.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import sqlite3
 from collections import Counter, defaultdict
@@ -135,10 +134,15 @@ def history_rows(history: str) -> Facts:
 
 def suite(program: Program, name: str, *thresholds: str) -> Facts:
     """A suite's stored run, reported anew as if it had these thresholds: the numbers of suite.json, a fact a row."""
+    from pytest_ddpscale.plan.layout import Layout
+    from pytest_ddpscale.thresholds.cases import cases_for, json_of
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+
     for file in thresholds:
-        record = json.loads(Path(name, "run.json").read_text(encoding="utf-8"))
-        record["thresholds"] = {"path": file, "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
-        Path(name, "run.json").write_text(json.dumps(record), encoding="utf-8")
+        plan = json.loads(Path(name, "plan.json").read_text(encoding="utf-8"))
+        cases = cases_for(load_thresholds(Path(file)), plan["sku"], Layout(plan["nodes"], plan["ranks_per_node"]))
+        plan["requirements"] = [one for one in json_of(cases) if one.get("probe") in plan["probes"]["arms"]]
+        Path(name, "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     code = program("ddpscale", ["report", name], Path(f"{name}.said"))
     said = json.loads(Path(name, "suite.json").read_text(encoding="utf-8"))
     facts: Facts = {"run": {"exit code": code, "headline": said["headline"]}}

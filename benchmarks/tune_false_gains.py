@@ -29,7 +29,7 @@ def main() -> None:
     runs = parser.parse_args().runs
     for launch_sd in (0.0, 0.01, 0.03):
         nothing = [PlayedTune(gains={}, seed=seed, launch_sd=launch_sd).measured() for seed in range(runs)]
-        wrong = sum(any(row["is_recommended"] for _, row in tried_settings(run)) for run in nothing)
+        wrong = sum(any(row["is_recommended"] for row in tried_settings(run)) for run in nothing)
         at_first = sum(bool(promising(run)) for run in nothing)
         found = [_found(gain, launch_sd, runs) for gain in (1.05, 1.10)]
         print(
@@ -42,7 +42,7 @@ def main() -> None:
 def _found(gain: float, launch_sd: float, runs: int) -> int:
     played = (PlayedTune(gains={GAINING: gain}, seed=seed, launch_sd=launch_sd) for seed in range(runs))
     return sum(
-        any(row["setting"] == GAINING and row["is_recommended"] for _, row in tried_settings(run.measured()))
+        any(row["setting"] == GAINING and row["is_recommended"] for row in tried_settings(run.measured()))
         for run in played
     )
 

@@ -56,7 +56,7 @@ def tune(
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}")
     found = json.loads((out / "suite.json").read_text(encoding="utf-8"))
-    return {one["setting"]: one for one in found["settings"]}
+    return {one["setting"]: one for one in found["tables"]["tune"]}
 
 
 def say(name: str, one: dict[str, object]) -> None:
@@ -66,10 +66,10 @@ def say(name: str, one: dict[str, object]) -> None:
 
 
 def _limits(of: object) -> str:
-    assert isinstance(of, dict)
-    if of["ratio"] is None:
+    if not isinstance(of, dict):
         return "not measured so"
-    return f"{of['ratio']:.3f}x ({of['low'] or float('nan'):.3f} ... {of['high'] or float('nan'):.3f})"
+    low, high = of["interval"] or (float("nan"), float("nan"))
+    return f"{of['value']:.3f}x ({low:.3f} ... {high:.3f})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

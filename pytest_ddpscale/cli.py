@@ -96,8 +96,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.node.survey import GpusHere
-
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -177,7 +175,7 @@ def _later(commands: Commands, name: str, add: Callable[[CommandParser], None], 
 def _add_find_max_batch(command: CommandParser) -> None:
     from pytest_ddpscale.find_batch.find_max_batch import add_options
 
-    add_options(command, _gpus_here)
+    add_options(command)
 
 
 def _add_make_dataset(command: CommandParser) -> None:
@@ -211,15 +209,6 @@ def _sku_names(**_: object) -> list[str]:
 
     skus = load_thresholds(usual_thresholds()).thresholds.skus
     return sorted({*skus, *(alias for sku in skus.values() for alias in sku.aliases)})
-
-
-def _gpus_here() -> GpusHere:
-    from pytest_ddpscale.session.devices import gpus_here
-
-    here = gpus_here()
-    if here.silent:  # a GPU that does not answer cannot train
-        raise here.silent[0]
-    return here
 
 
 def _import_paik(arguments: argparse.Namespace) -> None:

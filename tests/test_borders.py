@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate": {"settings", "report", "plan", "run", "thresholds", "judge", "history"},
     "report": {"families", "plan", "run", "judge", "history"},
     "compare": {"settings", "plan", "run", "judge", "history", "report", "suites"},
-    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch", "report", "suites"},
+    "find_batch": {"settings", "plan", "run", "thresholds", "node", "launch", "report", "suites"},
     "datasets": {"families", "settings", "plan", "run"},
     "simulate": {"families", "settings", "plan", "run", "thresholds", "judge"},
 }

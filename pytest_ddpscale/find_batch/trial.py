@@ -9,8 +9,8 @@ import secrets
 import signal
 import statistics
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -25,16 +25,17 @@ from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import EXPOSED_COMMUNICATION, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.rank_folder import Assignment
-from pytest_ddpscale.run.record_lines import AnyRecord, Notice, RecordReader
-from pytest_ddpscale.run.records import RankMemory, StudyEnd, StudyMemory
+from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader
+from pytest_ddpscale.run.records import StudyEnd, StudyMemory
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.thresholds.cases import cases_for, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.util.digits import percent
 
 STEPS_PER_BLOCK = STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK
 _SHORTEST_BLOCK_S = 0.01  # so that a block has the fewest steps
@@ -56,7 +57,7 @@ _SAID = re.compile(
 
 @dataclass(frozen=True)
 class BatchTrial:
-    """Result of one batch.
+    """Result of one batch, as in JSON.
 
     Attributes:
         batch: per GPU, in samples.
@@ -64,7 +65,7 @@ class BatchTrial:
         why_not: in words; empty if it fits.
         peak_bytes: GPU: bytes in use on the fullest device; CPU: bytes of all ranks together. None if they ran out.
         limit_bytes: total bytes of that memory; None if unknown.
-        samples_per_s: of each GPU with all ranks training together, at the slowest rank's pace; None if they ran out.
+        samples_per_s_per_gpu: with all ranks training together, at the slowest rank's pace; None if they ran out.
     """
 
     batch: int
@@ -72,7 +73,7 @@ class BatchTrial:
     why_not: str = ""
     peak_bytes: int | None = None
     limit_bytes: int | None = None
-    samples_per_s: float | None = None
+    samples_per_s_per_gpu: float | None = None
 
     @property
     def share(self) -> float | None:
@@ -80,19 +81,16 @@ class BatchTrial:
         return self.peak_bytes / self.limit_bytes if self.peak_bytes and self.limit_bytes else None
 
 
-@dataclass
-class _TrialOwner(GangOwner):
-    """Owner of a trial's gang: keeps its records, and neither writes nor judges."""
+class _Records(GangOwner):
+    """Keeps a trial's records, and neither writes nor judges."""
 
-    records: list[AnyRecord] = field(default_factory=list)
-    _reader: RecordReader = field(default_factory=RecordReader)
+    def __init__(self) -> None:
+        self.records, self._reader = list[AnyRecord](), RecordReader()
 
     def keep(self, lines: bytes) -> list[AnyRecord]:
-        return [self._reader.read(line) for line in lines.splitlines()]
-
-    def hear(self, record: AnyRecord | Notice) -> None:
-        if isinstance(record, Block | StudyEnd | StudyMemory):
-            self.records.append(record)
+        found = [self._reader.read(line) for line in lines.splitlines()]
+        self.records += found
+        return found
 
 
 def questions_of(file: ThresholdsFile, sku: str, workload: Workload, ranks: int) -> list[Question]:
@@ -103,11 +101,8 @@ def questions_of(file: ThresholdsFile, sku: str, workload: Workload, ranks: int)
     two, four … and all ranks, the last also without communication; of a single rank, throughput.
     """
     cases = training_cases(cases_for(file, sku, Layout(1, ranks)))
-    asked = [case.question for case in cases if case.workload == workload and not case.missing]
-    found = [
-        one for one in asked
-        if one.metric.scaling == "weak" and one.placement == "packed" and one.world_size <= ranks
-    ]  # fmt: skip
+    asked = [case.question for case in cases if case.workload == workload and case.world_size <= ranks]
+    found = [one for one in asked if one.metric.scaling == "weak" and one.placement == "packed"]
     if ranks == 1:
         return found or [Question(THROUGHPUT_PER_GPU, workload, 1)]
     if not found:
@@ -146,7 +141,7 @@ def try_batch(plan: Plan, launch: Launch, fraction: float, limit_bytes: int | No
         GangError: the gang ended for another reason than memory, or was interrupted.
     """
     [study] = plan.studies
-    batch, heard, launch = study.workload.batch_size, _TrialOwner(), replace(launch, gang_id=uuid.uuid4().hex)
+    batch, heard, launch = study.workload.batch_size, _Records(), replace(launch, gang_id=uuid.uuid4().hex)
     assignment = Assignment(
         plan=msgspec.Raw(strict_json(plan).encode()), studies=plan.study_ids, timeout_s=LIMITS.timeout_s,
         startup_timeout_s=LIMITS.startup_timeout_s, tries_memory=True, secret=secrets.token_hex(),
@@ -156,36 +151,28 @@ def try_batch(plan: Plan, launch: Launch, fraction: float, limit_bytes: int | No
         has_gpus=plan.device_type == "cuda", beat_s=1.0,
     )  # fmt: skip
     end = Gang(task, launch, LIMITS, log, heard).run()
-    memory = [one for one in heard.records if isinstance(one, StudyMemory)]
+    memory = [one.ranks for one in heard.records if isinstance(one, StudyMemory)]
     has_ended = any(isinstance(one, StudyEnd) and one.reason == "rounds" for one in heard.records)
     if end.exit_code != 0 or not has_ended or not memory:
         why = "" if end.interrupted else why_out_of_memory(end)
         if not why:
             found = say(end.interrupted or end.why or "the gang ended early for an unknown reason")
-            where = f"{study.workload.name} with {batch} {study.workload.family.samples} per rank"
+            where = f"{study.workload.name} with {batch} {plan.samples} per {plan.device}"
             raise GangError(where, f"the search stopped for a reason other than memory: {found.rstrip('.')}")
         return BatchTrial(batch, fits=False, why_not=why)
-    blocks = [one for one in heard.records if isinstance(one, Block)]
-    trial = BatchTrial(batch, True, "", *peak(memory[-1].ranks, limit_bytes), throughput(blocks, study))
+    ranks = memory[-1]
+    fullest = max(ranks, key=lambda rank: rank.own_bytes / (rank.total_bytes or 1))
+    used, limit_bytes = fullest.own_bytes, fullest.total_bytes or limit_bytes
+    if fullest.total_bytes is None:  # a CPU, whose ranks share the pages of libraries
+        used = sum(rank.own_bytes for rank in ranks) + max(rank.shared_bytes for rank in ranks)
+    # The arm with most ranks, at the slowest rank's pace.
+    largest = max(study.arms, key=lambda arm: (arm.kind in ("alone", "ddp"), arm.world_size, arm.kind))
+    blocks = (one for one in heard.records if isinstance(one, Block) and one.arm == largest.name)
+    rates = [float(np.min(block.per_second)) for block in blocks]
+    trial = BatchTrial(batch, True, "", used, limit_bytes, statistics.median(rates) if rates else None)
     if trial.share is not None and trial.share > fraction:
         return replace(trial, fits=False, why_not=f"more than {percent(fraction)} of the memory")
     return trial
-
-
-def peak(ranks: Sequence[RankMemory], limit_bytes: int | None) -> tuple[int, int | None]:
-    """Bytes used and total bytes, on the fullest device or of all ranks together."""
-    if any(rank.total_bytes is None for rank in ranks):  # ranks share the pages of libraries
-        return sum(rank.own_bytes for rank in ranks) + max(rank.shared_bytes for rank in ranks), limit_bytes
-    fullest = max(ranks, key=lambda rank: rank.own_bytes / (rank.total_bytes or 1))
-    return fullest.own_bytes, fullest.total_bytes
-
-
-def throughput(blocks: Sequence[Block], study: Study) -> float | None:
-    """Samples per second of each GPU in the arm with most ranks: median over rounds, at the slowest rank's pace."""
-    of_study = [arm for arm in study.arms if arm.kind in ("ddp", "alone")]
-    largest = max(of_study, key=lambda arm: (arm.world_size, arm.kind == "ddp"))
-    rates = [float(np.min(block.per_second)) for block in blocks if block.arm == largest.name]
-    return statistics.median(rates) if rates else None
 
 
 def why_out_of_memory(end: GangEnd) -> str:
@@ -197,12 +184,11 @@ def why_out_of_memory(end: GangEnd) -> str:
     for failure in end.failures:
         if failure.type in _TYPES or _SAID.search(failure.message):
             return f"{failure.type} on rank {failure.rank} in {failure.phase}"
-    killed = [rank.name for rank in end.rank_ends if rank.exit_code == _KILLED]
-    unseen = [rank.name for rank in end.rank_ends if rank.exit_code is None] if end.oom_kills else []
-    name = next(iter(killed or unseen), "")
-    if name and end.oom_kills:
-        return f"the kernel ended {name} for lack of memory"
-    return f"{name} was killed by SIGKILL" if name else ""
+    codes = (_KILLED, None) if end.oom_kills else (_KILLED,)  # of a rank that the kernel ended it may be unknown
+    killed = [rank.name for rank in end.rank_ends if rank.exit_code in codes]
+    if killed and end.oom_kills:
+        return f"the kernel ended {killed[0]} for lack of memory"
+    return f"{killed[0]} was killed by SIGKILL" if killed else ""
 
 
 def memory_limit() -> tuple[int, str]:
@@ -213,12 +199,7 @@ def memory_limit() -> tuple[int, str]:
     limits = [(psutil.virtual_memory().available, "that is free on this machine")]
     with contextlib.suppress(OSError):
         group = CGROUPS / OWN_CGROUP.read_text(encoding="utf-8").rpartition("::")[2].strip("/\n")
-        for folder in (group, *group.parents) if group.is_dir() else (CGROUPS,):
+        for folder in (group, *group.parents):
             with contextlib.suppress(OSError, ValueError):  # ValueError: `max`
                 limits.append((int((folder / "memory.max").read_text()), f"of the memory cgroup {folder}"))
     return min(limits)
-
-
-def percent(share: float) -> str:
-    """A share of memory in per cent."""
-    return f"{100 * share:.3g} %"

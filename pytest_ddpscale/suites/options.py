@@ -96,6 +96,30 @@ def at_most(option: str, asked: Sequence[int] | int | None, most: int) -> None:
         raise OptionError(option, f"found {max(numbers)}, but {most} can be used", f"at most {most}")
 
 
+def add_workloads(parser: argparse.ArgumentParser, count: int | str, usual: str) -> None:
+    """Add options for workloads of the SKU, or any model in their place."""
+    add, more = adder(parser), parser.add_argument
+    more("--workload", nargs=count, default=[], metavar="NAME", help=f"of the SKU; default: {usual}")
+    add("--model", "MODEL", str, "torchvision model instead; needs --precision")
+    more("--precision", choices=PRECISIONS, help="of --model")
+    add("--image-size", "PIXELS", whole(MOST_PIXELS), "of --model; default: that of the SKU's workloads, else 224")
+
+
+def workloads_of(arguments: argparse.Namespace, sku: Sku, device_type: DeviceType) -> list[Workload]:
+    """The workloads that `add_workloads` asks for. Raises OptionError."""
+    names, model, precision, size = arguments.workload, arguments.model, arguments.precision, arguments.image_size
+    if model and precision and not names:
+        return [workload_of(sku, model, precision, size, device_type)]
+    if model or precision or size:
+        found = f"found {model or 'none'}, --precision {precision or 'none'}, --workload {' '.join(names) or 'none'}"
+        raise OptionError("--model", found, "a model and its precision, or workloads of the SKU, which have their own")
+    unknown = [name for name in names if name not in sku.workloads]
+    if unknown or not sku.workloads:
+        known = ", ".join(sku.workloads) or "the workloads of a SKU that has some: --model"
+        raise OptionError("--workload", f"found {unknown[0] if unknown else 'nothing'!r}", f"some of {known}")
+    return [sku.workloads[name] for name in dict.fromkeys(names or sku.workloads)]
+
+
 def workload_of(sku: Sku, model: str, precision: Precision, size: int | None, device_type: DeviceType) -> Workload:
     """A workload for any model; other settings are those of the SKU's workload with that model, or defaults.
 

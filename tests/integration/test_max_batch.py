@@ -81,4 +81,4 @@ def test_what_the_kernel_ends_for_lack_of_memory_does_not_fit(tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (1, "")
     [trial] = found_in(file)["trials"]
     assert trial["why_not"] == f"the kernel ended rank 0 on {os.uname().nodename} for lack of memory"
-    assert "No batch fits: with the smallest, 512 images per rank, the kernel ended rank 0" in done.stdout
+    assert "No batch fits, not even 512 images per rank: the kernel ended rank 0" in done.stdout

@@ -12,11 +12,10 @@ from pytest_ddpscale.judge import judge as deciding
 from pytest_ddpscale.judge.judge import Decider, judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.run.verdicts import Verdict
-from pytest_ddpscale.suites.collectives import sweep_study
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
 from tests.builders.judged import CONFIDENCE
 from tests.builders.probes import MATMUL, Value, measure_probe, probe_case, steady
@@ -100,9 +99,8 @@ def test_a_probe_that_only_some_ranks_cannot_do_goes_on_until_the_fewest_rounds(
 
 ROUNDS = 8
 BOUNDED, OTHER = Arm("all-reduce-32mib", 8), Arm("broadcast-1kib", 8)
-PLAN = Plan(
-    "a100", "cuda", (), ranks_per_node=8, probes=sweep_study([BOUNDED, OTHER], "cuda", ROUNDS, bounded=[BOUNDED])
-)
+SWEEP = ProbeStudy((BOUNDED, OTHER), 2 * ROUNDS, 0.1, 2.0, (BOUNDED.name,), ROUNDS)
+PLAN = Plan("a100", "cuda", (), ranks_per_node=8, probes=SWEEP)
 
 
 def needed(value: Value, rounds: int) -> list[list[str]]:

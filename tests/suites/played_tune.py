@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.engine import MeasuredSuite, SuiteNodes, nodes_of
 from pytest_ddpscale.suites.registry import add_options
-from pytest_ddpscale.suites.tune import Candidate, Tune, candidate_of
+from pytest_ddpscale.suites.tune import Tune, setting_of
 from tests.builders.judged import evidence_of_plan, measure
 from tests.builders.measurements import Measurement
 from tests.suites.run_records import SUITE_RECORD
@@ -41,27 +41,23 @@ class PlayedTune:
 
     def measured(self) -> MeasuredSuite:
         """All launches."""
-        tune, confidence = Tune(), self.nodes.settings.confidence
-        plan = tune.plan(self.arguments, self.nodes)
-        steps = self._of(plan)
-        first = MeasuredSuite(evidence_of_plan(plan, steps), confidence, SUITE_RECORD)
-        more = tune.further(self.arguments, self.nodes, first)
-        if more is None:
-            return first
-        both = plan.joined(more)
-        return MeasuredSuite(evidence_of_plan(both, [*steps, *self._of(more)]), confidence, SUITE_RECORD)
+        plan = Tune().plan(self.arguments, self.nodes)
+        first = self._of(plan, steps := self._steps(plan))
+        more = Tune().further(self.arguments, self.nodes, first)
+        return first if more is None else self._of(plan.joined(more), [*steps, *self._steps(more)])
 
-    def _of(self, plan: Plan) -> list[Measurement]:
+    def _of(self, plan: Plan, steps: list[Measurement]) -> MeasuredSuite:
+        return MeasuredSuite(evidence_of_plan(plan, steps), self.nodes.settings.confidence, SUITE_RECORD)
+
+    def _steps(self, plan: Plan) -> list[Measurement]:
         return [one for study in plan.studies for one in self._of_study(study)]
 
     def _of_study(self, study: Study) -> list[Measurement]:
-        candidate = candidate_of(study)
         luck = {arm: self._random.gauss(0, self._launch_sd) for arm in study.arms}
         blocks: dict[tuple[Arm, int], float] = {}
 
         def samples_per_s(arm: Arm, number: int, rank: int) -> float:
-            is_tried = arm == study.arms[-1] and candidate != Candidate()
-            gain = self._gains.get(candidate.name, 1.0) if is_tried else 1.0
+            gain = self._gains.get(setting_of(study), 1.0) if arm == study.arms[-1] else 1.0
             noise = blocks.setdefault((arm, number), self._random.gauss(0, self._round_sd))
             return USUAL_SAMPLES_PER_S * gain * math.exp(luck[arm] + noise)
 
