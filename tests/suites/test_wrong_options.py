@@ -57,7 +57,7 @@ WRONG = {
         ("--hidden=0", f"--hidden: found '0'; {FROM_1}"),
     ],
     "suite whole-run --gpu-sku=cpu --ddp-gpus-per-node=2 --image-size=32 --made=32 --batch=4": [
-        ("--ranks=1,3", f"--ranks: {MOST_2}"),
+        ("--ranks=1,3", "--ranks: found 3, but 2 can be used; expected at most 2"),
         ("--batch=40", "made-32 has 32 images, fewer than one global batch of 40 (1 ranks, 40 each)"),
         PRECISION,
         ("--lr=0", "--lr: found '0'; expected a number above 0"),
