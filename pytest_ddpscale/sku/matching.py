@@ -99,18 +99,23 @@ def _memory_gib(gpu: SurveyedGpu) -> float:
 
 def _compare(detect: Detect, gpu: SurveyedGpu) -> dict[str, tuple[bool, str]]:
     """Whether each key of a `detect` matches a GPU, with a description."""
-    told: dict[str, tuple[bool, str]] = {}
-    if detect.name is not None:
-        holds = is_named(gpu.name, detect.name)
-        told["name"] = holds, f"name {gpu.name!r} {'matches' if holds else f'does not match {detect.name!r}'}"
-    if detect.pci_device_ids:
-        holds, listed = gpu.pci_device_id in detect.pci_device_ids, " or ".join(detect.pci_device_ids)
-        told["id"] = holds, f"PCI device id {gpu.pci_device_id} {'matches' if holds else f'is not {listed}'}"
-    if detect.memory_gib is not None:
-        holds = abs(_memory_gib(gpu) - detect.memory_gib) <= MEMORY_TOLERANCE * detect.memory_gib
-        contrast = f"is not within {percent(MEMORY_TOLERANCE)} of {detect.memory_gib:g} GiB"
-        told["memory"] = holds, f"memory {_memory(gpu)} {'matches' if holds else contrast}"
-    return told
+    name, ids, gib = detect.name or "", detect.pci_device_ids, detect.memory_gib or 0.0
+    is_alike = abs(_memory_gib(gpu) - gib) <= MEMORY_TOLERANCE * gib
+    tests = {
+        "name": (name, is_named(gpu.name, name), f"name {gpu.name!r}", f"does not match {name!r}"),
+        "id": (ids, gpu.pci_device_id in ids, f"PCI device id {gpu.pci_device_id}", f"is not {' or '.join(ids)}"),
+        "memory": (
+            gib,
+            is_alike,
+            f"memory {_memory(gpu)}",
+            f"is not within {percent(MEMORY_TOLERANCE)} of {gib:g} GiB",
+        ),
+    }
+    return {
+        key: (holds, f"{what} {'matches' if holds else contrast}")
+        for key, (asked, holds, what, contrast) in tests.items()
+        if asked
+    }
 
 
 def _said(compared: dict[str, tuple[bool, str]]) -> str:
@@ -124,11 +129,9 @@ def _inventory(models: Iterable[Model], thresholds: Thresholds | None = None) ->
     """``GPU 0, 1: NVIDIA B200 (PCI device id 2901, 179.1 GiB)``, with each model's SKUs if `thresholds` is given."""
     texts = []
     for model in models:
-        gpu, indices = model[0], ", ".join(str(each.index) for each in model)
-        text = f"GPU {indices}: {_described(gpu)}"
-        if thresholds is not None:
-            text += f", SKU {' or '.join(matching_skus(thresholds, gpu)) or 'unknown'}"
-        texts.append(text)
+        known = "" if thresholds is None else " or ".join(matching_skus(thresholds, model[0])) or "unknown"
+        indices = ", ".join(str(each.index) for each in model)
+        texts.append(f"GPU {indices}: {_described(model[0])}{f', SKU {known}' if known else ''}")
     return "; ".join(texts)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from msgspec import convert, json
 
@@ -180,7 +180,11 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
         }
         if definition.subject != "workload":
             probe = Arm(one.probe, ranks) if one.probe else None
-            peak = None if definition.compares_places else _peak_of(sku, probe)
+            peak = None  # of links, too, because a collective's bandwidth depends on its algorithm
+            if sku.peak and probe and not definition.compares_places:
+                kind, precision = probe.operation.kind, probe.operation.precision
+                peak = sku.peak.tflops(precision) if precision and precision != "fp8" else None
+                peak = sku.peak.memory_bandwidth_gbps if kind == "memory-copy" else peak
             found.append(NodeCase(one, expected=node_expectation(sku), probe=probe, peak=peak, **shared))
             continue
         workload = sku.workloads[one.workload]
@@ -231,16 +235,6 @@ def nightly_uniformity(cases: Iterable[AnyCase]) -> list[Case]:
     return [case for case in uniform if case.workload in (trained or {uniform[0].workload})]
 
 
-def _peak_of(sku: Sku, probe: Arm | None) -> float | None:
-    """Data-sheet value for a probe; none for links, because a collective's bandwidth depends on its algorithm."""
-    if sku.peak is None or probe is None:
-        return None
-    if probe.operation.kind == "memory-copy":
-        return sku.peak.memory_bandwidth_gbps
-    precision = probe.operation.precision
-    return sku.peak.tflops(precision) if precision is not None and precision != "fp8" else None
-
-
 def _name(sku: Sku, requirement: Requirement) -> str:
     name, size = requirement.subject or "node", requirement.world_size
     if isinstance(size, str):
@@ -265,17 +259,7 @@ def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Seque
     rejecting = [case.workload for case in paced if case.requirement.severity == "fail"]
     stretched = rejecting or [case.workload for case in paced]
     plan = build_plan(empty, questions, pace, asked, stretched)
-    if not _lacks_load(plan, checks):
-        return plan
-    # Probes that put devices and links under load if no other measurement does.
-    load = [Arm("matmul-fp16" if empty.device_type == "cuda" else "matmul-fp32")]
-    if (ranks := empty.ranks_per_node or 1) > 1:
-        load.append(Arm("all-reduce-32mib", ranks))
-    return build_plan(empty, questions, pace, [*asked, *load], stretched)
-
-
-def _lacks_load(plan: Plan, checks: Sequence[str]) -> bool:
-    """Whether checks under load need more than the plan measures: every rank has to compute or communicate."""
+    # Checks under load need every rank to compute or communicate.
     read = {NODE_CHECKS[name].reads for name in checks}
     layout, probes = plan.layout, plan.probes.arms if plan.probes else ()
     arms = [arm for study in plan.studies for arm in study.arms]
@@ -283,8 +267,14 @@ def _lacks_load(plan: Plan, checks: Sequence[str]) -> bool:
     trained = [ranks for arm in arms if arm.kind == "ddp" for ranks in layout.groups(arm)]
     working = {rank for ranks in probed for rank in ranks}.union(layout.ranks(arms))
     talking = {rank for ranks in (*probed, *trained) if len(ranks) > 1 for rank in ranks}
-    needs_load = "telemetry" in read and len(working) < layout.world_size
-    return needs_load or ("transport" in read and len(talking) < layout.world_size)
+    of_load = {"telemetry": working, "transport": talking}
+    if not any(name in read and len(ranks) < layout.world_size for name, ranks in of_load.items()):
+        return plan
+    # Probes that put devices and links under load if no other measurement does.
+    load = [Arm("matmul-fp16" if empty.device_type == "cuda" else "matmul-fp32")]
+    if (ranks := empty.ranks_per_node or 1) > 1:
+        load.append(Arm("all-reduce-32mib", ranks))
+    return build_plan(empty, questions, pace, [*asked, *load], stretched)
 
 
 def node_expectation(sku: Sku) -> NodeExpectation:
@@ -306,17 +296,12 @@ def node_expectation(sku: Sku) -> NodeExpectation:
 
 def expected_by(plan: Plan, expected: NodeExpectation) -> NodeExpectation:
     """The expectation, with what a plan needs of every node."""
+    probed = [probe.operation.precision for probe in (plan.probes.arms if plan.probes else ())]
+    used = {*probed, *(study.workload.precision for study in plan.studies)}
     return replace(
         expected,
         gpus_per_node=plan.layout.ranks_per_node,
         gpus_installed=max(expected.gpus_installed, plan.gpus_asked or 0),
-        precisions=_precisions(plan),
+        precisions=frozenset(one for one in get_args(Precision) if one in used),
         crosses_nodes=not all(map(plan.fits_nodes, plan.study_ids)),
     )
-
-
-def _precisions(plan: Plan) -> frozenset[Precision]:
-    of_workloads: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
-    probed = {probe.operation.precision for probe in plan.probes.arms} if plan.probes else set()
-    trained = {study.workload.precision for study in plan.studies}
-    return frozenset(precision for precision in of_workloads if precision in probed | trained)

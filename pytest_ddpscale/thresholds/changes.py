@@ -138,9 +138,12 @@ def all_changes(file: ThresholdsFile) -> list[SkuChange]:
         if before is None:
             found.append(SkuChange(name))
             continue
-        bounds, parts = tuple(_changes(before, after)), (*_parts(before, after), *_waivers(before, after))
-        if bounds or parts:
-            found.append(SkuChange(name, bounds, parts))
+        known = {(one.key(), one.waiver) for one in before.requirements}
+        waived = [one for one in after.requirements if one.waiver and (one.key(), one.waiver) not in known]
+        parts = (*_parts(before, after), *(f"{one} ({one.waiver})" for one in waived))
+        change = SkuChange(name, tuple(_changes(before, after)), parts)
+        if change.bounds or parts:
+            found.append(change)
     return found
 
 
@@ -164,14 +167,6 @@ def _parts(before: Sku, after: Sku, *, altering: bool = False) -> Iterator[str]:
             yield f"what {name} trains ({told})"
         elif was != now and not altering:
             yield f"`batch` of {name} ({'new' if was is None else 'gone'})"
-
-
-def _waivers(before: Sku, after: Sku) -> Iterator[str]:
-    """Waivers that the file below does not have; the report lists them separately."""
-    known = {(one.key(), one.waiver) for one in before.requirements}
-    for one in after.requirements:
-        if one.waiver is not None and (one.key(), one.waiver) not in known:
-            yield f"{one} ({one.waiver})"
 
 
 def _other_references(below: ThresholdsFile, file: ThresholdsFile, sku: str) -> Iterator[str]:

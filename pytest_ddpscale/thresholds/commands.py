@@ -37,7 +37,11 @@ def add_show(actions: Commands, usual: str | None) -> None:
     add("--thresholds", type=Path, metavar="FILE", default=usual and Path(usual),
         help=f"thresholds file; default: {THRESHOLDS} here, else the packaged one")  # fmt: skip
     add("--metric", metavar="NAME", help="only metrics whose names contain this, such as weak_scaling; default: all")
-    add("--smallest", action="store_true", help="only what rejects: of each metric the row that sees the smallest loss")
+    add(
+        "--smallest",
+        action="store_true",
+        help="text: only what rejects: of each metric the row that sees the smallest loss",
+    )
     add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
     add("-v", "--verbose", action="store_true", help="text: add each row's line in its file and its full source")
     command.set_defaults(run=_show)
@@ -64,8 +68,9 @@ def _init(arguments: argparse.Namespace) -> None:
             raise SkuError(f"--gpu-sku={name}", "is a published reference, not something to measure", "another SKU")
     present = [one for one in (*SITE_FOLDERS, THRESHOLDS, SCHEMA) if (directory / one).exists()]
     if present:
-        found = f"already has {', '.join(present)}"
-        raise OptionError(str(directory), found, "a directory without them", "Nothing was copied.")
+        raise OptionError(
+            str(directory), f"already has {', '.join(present)}", "a directory without them", "Nothing was copied."
+        )
     directory.mkdir(parents=True, exist_ok=True)
     for folder in SITE_FOLDERS:
         shutil.copytree(packaged(folder), directory / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -80,27 +85,26 @@ def _init(arguments: argparse.Namespace) -> None:
 def _show(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.thresholds import showing
     from pytest_ddpscale.thresholds.loading import load_thresholds
-    from pytest_ddpscale.util.document import text_lines
 
     file = load_thresholds(arguments.thresholds or usual_thresholds())
     sku, metric, smallest = arguments.gpu_sku, arguments.metric, arguments.smallest
     if sku is None and (smallest or metric is not None):
         raise OptionError("--smallest" if smallest else "--metric", "found no --gpu-sku", "the SKU to show")
-    asked = None if sku is None else showing.asked_of(file, sku, metric, smallest=smallest)
-    if arguments.format == "json":
-        print(showing.json_text(showing.listed_json(file) if asked is None else showing.asked_json(asked)))
-        return
-    if asked is None:
-        blocks = showing.listed_blocks(file)
+    if sku is None:
+        told, blocks = showing.listed_json(file), showing.listed_blocks(file)
     else:
+        asked = showing.asked_of(file, sku, metric)
+        told = showing.asked_json(asked)
         blocks = showing.smallest_blocks(asked) if smallest else showing.asked_blocks(asked, arguments.verbose)
-    print(*text_lines(*blocks, width=showing.WIDTH), sep="\n")
+    if arguments.format == "json":
+        print(showing.json_text(told))
+    else:
+        showing.tell(*blocks)
 
 
 def _check(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.thresholds import showing
     from pytest_ddpscale.thresholds.loading import load_thresholds
-    from pytest_ddpscale.util.document import text_lines
 
     try:
         file = load_thresholds(arguments.file)
@@ -110,9 +114,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise
     for text in dict.fromkeys(text for sku in file.thresholds.skus for text in file.remarks(sku)):
         print(f"ddpscale: remark: {text}.", file=sys.stderr)
-    counted = showing.counted(file, file.layers[-1].form.skus or file.thresholds.skus)
-    lines = text_lines(*showing.file_blocks(file), counted, width=showing.WIDTH)
-    print(*lines, *text_lines(*_changed(file)), sep="\n")
+    showing.tell(*showing.file_blocks(file), showing.counted(file, file.layers[-1].form.skus or file.thresholds.skus))
+    showing.tell(*_changed(file), width=None)
     print(f"{arguments.file}: valid, {len(file.thresholds.skus)} SKUs")
 
 

@@ -7,7 +7,7 @@ replaces that of the file it extends. A file's `change` applies to what is then 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
@@ -47,7 +47,6 @@ from pytest_ddpscale.thresholds.model import (
     why_it_stands,
     why_never_waived,
 )
-from pytest_ddpscale.thresholds.parts import BatchForm
 from pytest_ddpscale.thresholds.reading import Mark, dotted
 from pytest_ddpscale.thresholds.validating import MOST_PROBLEMS, Layer, nearest_place
 from pytest_ddpscale.thresholds.waiver import LONGEST_DAYS, Waiver, today
@@ -112,7 +111,10 @@ class Compiler:
         workloads: dict[str, Workload] = {}
         for one, batch in form.batch.items():
             with self._collecting(self._place(name, "batch", one)):
-                workloads[one] = self._workload(one, batch)
+                told = self._get("workloads", one)
+                per_gpu, in_all = (batch, None) if isinstance(batch, int) else (batch.per_gpu, batch.in_all)
+                data: Data = told.data if told.data == "synthetic" else ImageFolderData(**told.data.model_dump())
+                workloads[one] = Workload(one, told.family, told.precision, per_gpu, in_all, told.compile, data=data)
         limits = PeerLimits(**reduce(_over, [*(layer.form.peers for layer in self._layers), form.peers]))
         rows = self._rows(name, form, layers, limits)
         if self.problems[known:]:
@@ -150,12 +152,6 @@ class Compiler:
             raise ValueError(f"there is no {text!r} under `reasons`{near}")
         return text
 
-    def _workload(self, name: str, batch: int | BatchForm) -> Workload:
-        form = self._get("workloads", name)
-        per_gpu, in_all = (batch, None) if isinstance(batch, int) else (batch.per_gpu, batch.in_all)
-        data: Data = "synthetic" if form.data == "synthetic" else ImageFolderData(**form.data.model_dump())
-        return Workload(name, form.family, form.precision, per_gpu, in_all, form.compile, data=data)
-
     def _rows(self, name: str, form: SkuForm, layers: Sequence[Layer], limits: PeerLimits) -> Rows:
         """All requirements: checks, the SKU's own rows, those of families that it does not replace, those by peers."""
         rows: Rows = {}
@@ -181,8 +177,7 @@ class Compiler:
         with self._collecting(self._place(name)):
             _refuse_too_many(rows)
         rows = dict(sorted(rows.items(), key=lambda row: row[0][0] != NODE_CHECK.name))
-        found = _by_peers(limits, [*rows.values()], lambda limit: self._peer_line(name, limit))
-        by_peers = {one.key(): one for one in found}
+        by_peers = {one.key(): one for one in self._by_peers(name, limits, [*rows.values()])}
         for layer, waivers in later:
             # What a file below waives may be without a limit in a nearer one.
             is_nearest = layer is self._layers[-1]
@@ -190,10 +185,38 @@ class Compiler:
             by_peers = self._changed(by_peers, there)
         return rows | by_peers
 
-    def _peer_line(self, sku: str, limit: str) -> str:
-        """``file:line`` of a limit of `peers`, of the SKU or of the nearest file that has it."""
-        places = [nearest_place(self._layers, *at, "peers", limit) for at in (("skus", sku), ())]
-        return next((one for one in places if one.at[-1:] == (limit,)), places[0]).where
+    def _by_peers(self, sku: str, limits: PeerLimits, requirements: Sequence[Requirement]) -> Iterator[Requirement]:
+        """Uniformity of GPUs and nodes for each workload with weak scaling on a node, and of the places of each probe.
+
+        Those that have a row are left out.
+        """
+        asked: dict[tuple[str, str, WorldSize], str] = {}  # metric, subject, world size: limit
+        sizes: dict[str, list[WorldSize]] = {}
+        for one in requirements:
+            metric, size = one.definition, one.world_size
+            of_ranks = metric.subject == "workload" and (metric.scaling, metric.measured) == ("weak", "ddp")
+            of_many = one.placement == "packed" and (size == "node" or (isinstance(size, int) and size > 1))
+            if of_ranks and of_many and not metric.reads_own_pace:
+                sizes.setdefault(one.workload, []).append(size)
+        for workload, found in sizes.items():
+            largest = max(found, key=lambda size: size if isinstance(size, int) else math.inf)
+            asked[RANK_UNIFORMITY.name, workload, largest] = "computing"
+            asked[NODE_UNIFORMITY.name, workload, largest] = "nodes"
+        for one in requirements:
+            peers = KINDS[operation(one.probe).kind].peers if one.probe and not one.definition.compares_places else ""
+            if peers and (one.world_size == "node" or isinstance(one.world_size, int)):  # not links between nodes
+                asked[PROBE_UNIFORMITY.name, one.probe, one.world_size] = peers
+        has_row = {(one.metric, one.subject) for one in requirements}
+        for (name, subject, size), part in asked.items():
+            limit = getattr(limits, part)
+            if limit is None or (name, subject) in has_row:
+                continue
+            # Of the SKU, or of the nearest file that has it.
+            places = [nearest_place(self._layers, *at, "peers", part) for at in (("skus", sku), ())]
+            mark = next((one for one in places if one.at[-1:] == (part,)), places[0])
+            source = Source(reasoning=_REASON.format(100 * limit))
+            told: dict[str, Any] = {METRICS[name].subject: subject, "world_size": size, "where": mark.where}
+            yield Requirement(name, round(1 + limit, 6), source, provisional=True, **told)
 
     def _expanded(self, rows: Iterable[CheckRow | Row], layers: Sequence[Layer], *at: str) -> Rows:
         """The requirements of rows, one per metric, subject and world size."""
@@ -275,44 +298,6 @@ class Compiler:
 def _refuse_too_many(rows: Rows) -> None:
     if len(rows) > MOST_REQUIREMENTS:
         raise ValueError(f"these are more than {MOST_REQUIREMENTS} requirements")
-
-
-def _by_peers(
-    limits: PeerLimits, requirements: Sequence[Requirement], where: Callable[[str], str]
-) -> Iterator[Requirement]:
-    """Uniformity of GPUs and nodes for each workload with weak scaling on a node, and of the places of each probe.
-
-    Those that have a row are left out.
-
-    Args:
-        limits: of the SKU.
-        requirements: its rows.
-        where: tells the ``file:line`` of a limit.
-    """
-    asked: dict[tuple[str, str, WorldSize], str] = {}  # metric, subject, world size: limit
-    sizes: dict[str, list[WorldSize]] = {}
-    for one in requirements:
-        metric, size = one.definition, one.world_size
-        of_ranks = metric.subject == "workload" and (metric.scaling, metric.measured) == ("weak", "ddp")
-        of_many = one.placement == "packed" and (size == "node" or (isinstance(size, int) and size > 1))
-        if of_ranks and of_many and not metric.reads_own_pace:
-            sizes.setdefault(one.workload, []).append(size)
-    for workload, found in sizes.items():
-        largest = max(found, key=lambda size: size if isinstance(size, int) else math.inf)
-        asked[RANK_UNIFORMITY.name, workload, largest] = "computing"
-        asked[NODE_UNIFORMITY.name, workload, largest] = "nodes"
-    for one in requirements:
-        peers = KINDS[operation(one.probe).kind].peers if one.probe and not one.definition.compares_places else ""
-        if peers and (one.world_size == "node" or isinstance(one.world_size, int)):  # not links between nodes
-            asked[PROBE_UNIFORMITY.name, one.probe, one.world_size] = peers
-    has_row = {(one.metric, one.subject) for one in requirements}
-    for (name, subject, size), part in asked.items():
-        limit = getattr(limits, part)
-        if limit is None or (name, subject) in has_row:
-            continue
-        source = Source(reasoning=_REASON.format(100 * limit))
-        told: dict[str, Any] = {METRICS[name].subject: subject, "world_size": size, "where": where(part)}
-        yield Requirement(name, round(1 + limit, 6), source, provisional=True, **told)
 
 
 def _over(below: Any, above: Any) -> Any:

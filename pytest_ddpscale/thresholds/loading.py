@@ -153,7 +153,11 @@ def _compiled(layers: tuple[Layer, ...], least_day: date) -> ThresholdsFile:
     skus = {name: sku for name, sku in compiled.items() if sku is not None}
     file = ThresholdsFile(layers, Thresholds(skus), below)
     broken = names - skus.keys()
-    problems = compiler.problems + [_problem(file, *found) for found in _nonsense(file, broken)]
+    problems = compiler.problems
+    for name, at, sentence in _nonsense(file, broken):
+        place = nearest_place(layers, "skus", name, *(() if isinstance(at, Requirement) else at))
+        where = at.where if isinstance(at, Requirement) else place.where
+        problems.append(ThresholdsError(where, f"{dotted(place.at)}: {sentence}", "", what_next(file.path)))
     if problems:
         raise first_of(problems)
     return file
@@ -172,9 +176,3 @@ def _nonsense(
         yield from ((name, *found) for found in dict.fromkeys(weakened))
         ratios = [one for one in sku.requirements if one.versus is not None and one.versus not in broken]
         yield from ((name, one, why) for one in ratios if (why := why_incomparable(skus, name, one)))
-
-
-def _problem(file: ThresholdsFile, sku: str, at: tuple[str | int, ...] | Requirement, sentence: str) -> ThresholdsError:
-    place = nearest_place(file.layers, "skus", sku, *(() if isinstance(at, Requirement) else at))
-    where = at.where if isinstance(at, Requirement) else place.where
-    return ThresholdsError(where, f"{dotted(place.at)}: {sentence}", "", what_next(file.path))

@@ -17,11 +17,11 @@ from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_t
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Block, Column, Line, Section, Table, bullets, shortened
+from pytest_ddpscale.util.document import Block, Column, Line, Section, Table, bullets, shortened, table, text_lines
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.nearest import did_you_mean
 
-WIDTH = 100
+WIDTH = 100  # of lines
 LONGEST_SUBJECT = 30
 _ABSENT = "–"
 _KINDS = ("published", "site", "provisional")
@@ -61,20 +61,21 @@ def listed_skus(file: ThresholdsFile, names: Collection[str] | None = None) -> l
         sku = file.thresholds.skus[name]
         numbers = [one for one in sku.requirements if not one.check]
         kinds = Counter(_KINDS[2 if one.provisional else one.source.is_site] for one in numbers)
-        about = {"name": name, "aliases": sku.aliases, "description": " ".join(sku.description.split())}
-        counted = {kind: kinds[kind] for kind in _KINDS}
-        found.append({**about, **counted, "checks": len(sku.requirements) - len(numbers)})
+        found.append(
+            {"name": name, "aliases": sku.aliases, "description": " ".join(sku.description.split())}
+            | {kind: kinds[kind] for kind in _KINDS}
+            | {"checks": len(sku.requirements) - len(numbers)}
+        )
     return found
 
 
-def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None, *, smallest: bool = False) -> Asked:
+def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked:
     """A file's requirements of a SKU.
 
     Args:
         file: the thresholds file.
         sku: a name or alias, in any case.
         metric: only this metric, or those whose names contain this.
-        smallest: of each metric only the row that rejects the smallest fault.
 
     Raises:
         SkuError: unknown SKU.
@@ -88,10 +89,6 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None, *, small
     changes = next((one.bounds for one in all_changes(file) if one.sku == name), ())
     changed = {one.now.key(): one for one in changes if one.now is not None}
     mine = [one for one in file.thresholds.skus[name].requirements if one.metric in metrics]
-    if smallest:
-        rejecting = [one for one in mine if one.severity == "fail" and not one.check]
-        nearest = sorted(rejecting, key=lambda one: math.inf if one.smallest_fault is None else one.smallest_fault)
-        mine = [*{one.metric: one for one in reversed(nearest)}.values()]
     mine.sort(key=lambda one: metrics.index(one.metric))
     gone = tuple(one.was for one in changes if one.now is None and one.was and one.was.metric in metrics)
     return Asked(file, name, metrics, tuple((one, changed.get(one.key())) for one in mine), gone)
@@ -151,12 +148,8 @@ def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
     return {
         "metric": one.metric,
         "unit": sku.unit_of(one),
-        "workload": one.workload or None,
-        "probe": one.probe or None,
-        "check": one.check or None,
-        "world_size": one.world_size,
-        "placement": one.placement,
-        "versus": one.versus,
+        **{name: getattr(one, name) or None for name in ("workload", "probe", "check")},
+        **{name: getattr(one, name) for name in ("world_size", "placement", "versus")},
         "one_gpu": one.one_gpu if one.times_one_gpu else None,
         "published": None if is_site else measured,
         "site_value": measured if is_site else None,
@@ -190,22 +183,30 @@ def asked_blocks(asked: Asked, verbose: bool = False) -> Iterator[Block]:
     yield Section("Not required here, but in the file that this one extends", [gone])
     if not verbose:
         yield Line("* differs from the file below; -v adds whole sources and lines; see also --format=json.")
-    if any(one.provisional and not one.check for one in rows):
+    if any(one.provisional for one in rows if not one.check):
         yield Line("Provisional: an estimate without a published value; cannot accept a cluster alone.")
 
 
 def smallest_blocks(asked: Asked) -> Iterator[Block]:
-    """What is rejected, and from which loss on: a line for each metric."""
+    """What is rejected, and from which loss on: the nearest row of each metric."""
     yield from file_blocks(asked.file)
-    rows = [(one.metric, *_cells(one, change)[:2], bound_text(one), _smallest_loss(one)) for one, change in asked.rows]
-    yield Table([*map(Column, ("metric", "of", "GPUs", "bound", "rejects from"))], rows)
-    yield Line("A smaller loss, or excess, is not rejected. ddpscale calibrate derives a site's own bounds.")
+    nearest = dict[str, tuple[float, tuple[str, ...]]]()
+    for one, change in asked.rows:
+        if one.severity == "warn" or one.check:
+            continue
+        is_of_peers = one.metric.endswith("_uniformity")
+        fault = one.bound - 1 if is_of_peers else one.smallest_fault
+        loss = "unknown" if fault is None else f"{percent(fault, int(fault < 0.1))}{' (peers)' * is_of_peers}"
+        row = one.metric, *_cells(one, change)[:2], bound_text(one), loss
+        nearest[one.metric] = min(nearest.get(one.metric, (math.inf, row)), (math.inf if fault is None else fault, row))
+    yield table(("metric", "of", "GPUs", "bound", "rejects from"), [row for _, row in nearest.values()])
+    yield Line("Smaller ones are not rejected; ddpscale calibrate has nearer bounds.")
 
 
-def _smallest_loss(one: Requirement) -> str:
-    is_of_peers, fault = one.metric.endswith("_uniformity"), one.smallest_fault
-    loss = one.bound - 1 if is_of_peers else fault
-    return "unknown" if loss is None else f"{percent(loss, int(loss < 0.1))}{' (peers)' if is_of_peers else ''}"
+def tell(*blocks: Block, width: int | None = WIDTH) -> None:
+    """Print blocks."""
+    for line in text_lines(*blocks, width=width):
+        print(line)
 
 
 def listed_blocks(file: ThresholdsFile) -> Iterator[Block]:

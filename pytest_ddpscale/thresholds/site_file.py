@@ -23,11 +23,8 @@ from pytest_ddpscale.util.packaged import packaged
 _SOURCE = "site: 'who measured it, when, on which nodes, with which driver, NCCL and torch'"
 _TEMPLATE = f"""\
 # yaml-language-server: $schema=thresholds.schema.json
-#
-# Thresholds of this site: only the differences from those shipped with pytest-ddpscale.
-# `ddpscale thresholds show --gpu-sku SKU` prints the requirements of a GPU model, one row each.
-# `ddpscale thresholds check thresholds.yaml` shows what this file changes.
-# To use an example, uncomment it, and name a row that `show` prints.
+# Only what this site changes: `ddpscale thresholds check thresholds.yaml` lists it.
+# Uncomment an example, and name a row that `ddpscale thresholds show --gpu-sku SKU` prints.
 schema_version: 2
 extends: packaged
 
@@ -89,20 +86,17 @@ class Overlay:
 
     def text(self, folder: Path) -> str:
         """The whole file, for a folder."""
-        content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "extends": _extends(self.below.path, folder)}
+        path = os.path.relpath(self.below.path.resolve(), folder.resolve())
+        extends = f"./{path}" if path == PACKAGED else path
+        if self.below.path.samefile(packaged("thresholds.yaml")):
+            extends = PACKAGED
+        content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "extends": extends}
         if self.sources:
             content["sources"] = dict(self.sources)
         content["skus"] = {self.sku: dict(self.section)}
         # Leaves such as `{per_gpu: 40}` are written on one line.
         dumped = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=None)
         return f"# Written by ddpscale {__version__} {self.command}.\n{dumped}"
-
-
-def _extends(below: Path, folder: Path) -> str:
-    if below.samefile(packaged("thresholds.yaml")):
-        return PACKAGED
-    path = os.path.relpath(below.resolve(), folder.resolve())
-    return f"./{path}" if path == PACKAGED else path
 
 
 def refuse_unwritable(file: Path, below: ThresholdsFile) -> None:
