@@ -57,7 +57,7 @@ def first_row(*arguments: Any, **keys: Any) -> dict[str, Any]:
 def test_a_fast_and_a_slow_machine_are_told_as_approved() -> None:
     """Columns are those of nccl-tests; of several nodes the slowest is the row."""
     fast = told(swept("--sizes=1KiB:1GiB:1024"))
-    slow = told(swept("--sizes=1MiB:1GiB:1024", nodes=2), steady(200.0, {tuple(range(8, 16)): 60.0}))
+    slow = told(swept("--sizes=1MiB:1GiB:1024", nodes=2), steady(200.0, {tuple(range(8, 16)): 60.0, (9, 12): 190.0}))
     assert_approved("suite-collectives.txt", text_of(fast, slow))
     sweep, bounds, pairs = (one.json() for one in slow.tables)
     assert {(row["place"], row["checked"]) for row in sweep if row["world_size"] == 8} == {("n1", 128)}
@@ -177,6 +177,7 @@ def test_what_is_swept_is_as_approved() -> None:
         "usual": swept("--operations=broadcast,all-reduce"), "of these sizes": swept(BOUNDED),
         "on two nodes": swept(SHORT, nodes=2, gpus=2), "on four nodes": swept("--operations=reduce", nodes=4),
         "of one rank each": swept(SHORT, "--operations=reduce", nodes=4, gpus=1),
+        "on two GPUs": swept("--operations=all-reduce", gpus=2),
         "on CPUs": swept("--operations=reduce", "--sizes=1MiB:64MiB:8", sku="cpu"),
         "at another pace": swept("--ddp-rounds=12", "--ddp-block=0.5s", "--iteration-limit=5s", "--operations=reduce"),
     }  # fmt: skip
