@@ -56,13 +56,13 @@ def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
 @rows(("gain", "round_sd", "is_told"), [(1.2, 0.01, True), (0.8, 0.01, True), (1.0, 0.0001, True), (1.0, 0.1, False)])
 def test_a_study_ends_once_its_interval_tells_unless_it_confirms(gain: float, round_sd: float, is_told: bool) -> None:
     played = PlayedTune(TRIED, gains={"static_graph=True": gain}, round_sd=round_sd, launch_sd=0.0)
-    plan = played.nodes.plan([*played.measured().plan.studies[:1]])
-    later = replace(plan.studies[0], launch=2)
-    judge = TuneJudge(replace(plan, studies=(*plan.studies, later), launches=2), 0.95)
-    assert len(judge.needed_arms(plan.studies[0].id)) == 2
+    first = played.measured().plan.studies[0]
+    plan = played.nodes.plan([first, replace(first, launch=2)], launches=2)
+    judge = TuneJudge(plan, 0.95)
+    assert len(judge.needed_arms(first.id)) == 2
     for record in lines_of(played.steps(plan)):
         judge.hear(record)
-    assert [len(judge.needed_arms(one.id)) for one in (plan.studies[0], later)] == [0 if is_told else 2, 2]
+    assert [len(judge.needed_arms(one.id)) for one in plan.studies] == [0 if is_told else 2, 2]
 
 
 def test_an_error_of_the_usual_settings_is_told() -> None:
