@@ -101,7 +101,8 @@ def test_batches_are_doubled_and_then_halved_between_until_the_largest_is_found(
 MISTAKES = (
     "--least=12", "--most=0", "--least=64 --most=32", "--steps=4", "--fraction=90", "--ranks=none",
     "--workload resnet19", "--model=resnet18", "--model=resnet --precision=fp32", "--precision=fp32",
-    "--model=resnet18 --precision=fp32 --workload x", "--thresholds=/nowhere.yaml",
+    "--model=resnet18 --precision=fp32 --workload x", "--image-size=96",
+    "--model=vit_b_16 --precision=fp32 --image-size=225", "--thresholds=/nowhere.yaml",
     "--write site.yaml", "--write nowhere/file", "--json nowhere/file",
     "--model=resnet34 --precision=fp32 --write new.yaml",
 )  # fmt: skip
