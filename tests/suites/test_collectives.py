@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import COLLECTIVES
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.suites.collectives import Collectives, collective_rows, number_in_width, sizes_of
 from pytest_ddpscale.suites.engine import MeasuredSuite, geometric_mean_estimate, tell
@@ -20,6 +22,7 @@ from pytest_ddpscale.suites.results import Results
 from tests.approved import assert_approved
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import Value, measure_probe, probe_evidence, steady
+from tests.builders.records import lines_of
 from tests.rows import rows
 from tests.suites.conftest import MeasuredAndTold
 from tests.suites.planned import planned
@@ -35,13 +38,17 @@ def swept(*options: str, nodes: int = 1, gpus: int = 8, sku: str = "h100") -> Pl
     return planned(Collectives(), *options, gpus=gpus, sku=where)
 
 
+def probes_of(plan: Plan) -> Sequence[Arm]:
+    assert plan.probes is not None
+    return plan.probes.arms
+
+
 def measured(
     plan: Plan, value: Value = FAST, rounds: int = 8, without: tuple[str, ...] = (), lost: tuple[int, ...] = (),
     spoil: Callable[[ProbeMeasurement], ProbeMeasurement] = lambda one: one, **keys: Any,
 ) -> MeasuredSuite:  # fmt: skip
     """Of a machine on which everything is as fast as `value` says."""
-    assert plan.probes is not None
-    probes = [one for one in plan.probes.arms if one.name not in without]
+    probes = (one for one in probes_of(plan) if one.name not in without)
     found = [spoil(one) for probe in probes for one in measure_probe(plan, probe, value, rounds, lost)]
     return MeasuredSuite(probe_evidence(plan, found, **keys), 0.95, SUITE_RECORD)
 
@@ -134,6 +141,17 @@ def test_bounds_are_those_of_the_plan_whatever_becomes_of_their_file(
     said = capsys.readouterr().out
     assert said.splitlines()[0].endswith("; all results right; 1 of 3 bounds met")
     assert said.count("\nfigures could not be drawn: ModuleNotFoundError: import of matplotlib") == 1
+
+
+@rows(("gbps", "needed"), [(236.4, [LARGE]), (600.0, [])])
+def test_what_its_bound_leaves_open_goes_on_after_the_sweep(gbps: float, needed: list[str]) -> None:
+    plan, settings = swept(BOUNDED), SimpleNamespace(confidence=0.95)
+    judge = Collectives().judge_of(plan, SimpleNamespace(settings=settings))  # type: ignore[arg-type]
+    for record in lines_of(
+        probed=[one for probe in probes_of(plan) for one in measure_probe(plan, probe, steady(gbps))]
+    ):
+        judge.hear(record)
+    assert judge.needed_arms(PROBES) == needed
 
 
 @pytest.mark.lab
