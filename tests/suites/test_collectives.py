@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -127,10 +126,9 @@ def test_what_is_missing_is_a_problem_unless_a_limit_left_it_out(
 
 
 def test_bounds_are_those_of_the_plan_whatever_becomes_of_their_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The record names a file with another digest, and the plan was written and read."""
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run = RunDirectory.create(tmp_path / "run")
     run.write_json(run.plan_json, swept("--operations=all-reduce"))
     found = measured(run.read_plan(), steady(200.0))
@@ -138,9 +136,7 @@ def test_bounds_are_those_of_the_plan_whatever_becomes_of_their_file(
     assert [said.partition(",")[0] for said in told(run.read_plan(), steady(200.0)).failures] == [
         f"busbw_gbps[all-reduce-{size}-8gpu]: FAIL" for size in ("8gib", "32mib")
     ]
-    said = capsys.readouterr().out
-    assert said.splitlines()[0].endswith("; all results right; 1 of 3 bounds met")
-    assert said.count("\nfigures could not be drawn: ModuleNotFoundError: import of matplotlib") == 1
+    assert capsys.readouterr().out.splitlines()[0].endswith("; all results right; 1 of 3 bounds met")
 
 
 @rows(("gbps", "needed"), [(236.4, [LARGE]), (600.0, [])])
