@@ -111,8 +111,10 @@ def workloads_of(arguments: argparse.Namespace, sku: Sku, device_type: DeviceTyp
     if model and precision and not names:
         return [workload_of(sku, model, precision, size, device_type)]
     if model or precision or size:
-        found = f"found {model or 'none'}, --precision {precision or 'none'}, --workload {' '.join(names) or 'none'}"
-        raise OptionError("--model", found, "a model and its precision, or workloads of the SKU, which have their own")
+        given = {"--model": model, "--precision": precision, "--image-size": size, "--workload": " ".join(names)}
+        typed = " ".join(f"{option}={value}" for option, value in given.items() if value)
+        expected = "a model with its precision, or workloads of the SKU, which have their own"
+        raise OptionError("--model", f"found {typed}", expected)
     unknown = [name for name in names if name not in sku.workloads]
     if unknown or not sku.workloads:
         known = ", ".join(sku.workloads) or "the workloads of a SKU that has some: --model"
@@ -124,7 +126,7 @@ def workload_of(sku: Sku, model: str, precision: Precision, size: int | None, de
     """A workload for any model; other settings are those of the SKU's workload with that model, or defaults.
 
     Raises:
-        OptionError: no family has the model.
+        OptionError: no family has the model, or it takes no images of that size.
     """
     kind = family_of(model)
     if kind is None:
@@ -133,4 +135,7 @@ def workload_of(sku: Sku, model: str, precision: Precision, size: int | None, de
     if alike is None:
         alike = Workload("", kind.usual(model, is_cpu=device_type == "cpu"), precision, 1)
     name = f"{model}-{precision}".replace("_", "-")
-    return replace(alike, name=name, precision=precision, family=alike.family.sized(size), data="synthetic")
+    try:
+        return replace(alike, name=name, precision=precision, family=alike.family.sized(size), data="synthetic")
+    except ValueError as error:
+        raise OptionError("--image-size", str(error)) from None

@@ -154,9 +154,7 @@ def settings_of(text: str, workload: Workload) -> list[Setting]:
     relative = {"half": max(1, batch // 2), "double": 2 * batch}
     for word in text.split():
         name, _, values = word.partition("=")
-        is_variable = name in NCCL_VARIABLES or (
-            re.fullmatch("[A-Z_][A-Z0-9_]*", name) and not name.startswith("NCCL_")
-        )
+        is_variable = name in NCCL_VARIABLES or re.fullmatch("(?!NCCL_)[A-Z_][A-Z0-9_]*", name)
         if not values:
             raise ValueError(f"name=value, not {word!r}")
         if not is_variable and name not in _PARSERS:
@@ -291,8 +289,9 @@ class TuneJudge:
     def needed_arms(self, study_id: str) -> Sequence[str]:
         """All arms, until the interval shows a difference, or that there is none worth a change."""
         study = self._plan.study(study_id)
-        names = [arm.name for arm in study.arms] if study else []
-        if study is None or study.launch > 1:  # of a fixed length
+        assert study is not None  # a plan of tune has studies alone
+        names = [arm.name for arm in study.arms]
+        if study.launch > 1:  # of a fixed length
             return names
         evidence = Evidence(self._plan, self._columns.columns({(study_id, name) for name in names}), {})
         found = Measured(evidence, self._confidence).throughput(study, study.arms[1], study.arms[0])

@@ -42,14 +42,15 @@ class PlayedTune:
     def measured(self) -> MeasuredSuite:
         """All launches."""
         plan = Tune().plan(self.arguments, self.nodes)
-        first = self._of(plan, steps := self._steps(plan))
+        first = self._of(plan, steps := self.steps(plan))
         more = Tune().further(self.arguments, self.nodes, first)
-        return first if more is None else self._of(plan.joined(more), [*steps, *self._steps(more)])
+        return first if more is None else self._of(plan.joined(more), [*steps, *self.steps(more)])
 
     def _of(self, plan: Plan, steps: list[Measurement]) -> MeasuredSuite:
         return MeasuredSuite(evidence_of_plan(plan, steps), self.nodes.settings.confidence, SUITE_RECORD)
 
-    def _steps(self, plan: Plan) -> list[Measurement]:
+    def steps(self, plan: Plan) -> list[Measurement]:
+        """All steps of a plan."""
         return [one for study in plan.studies for one in self._of_study(study)]
 
     def _of_study(self, study: Study) -> list[Measurement]:

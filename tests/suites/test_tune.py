@@ -11,14 +11,16 @@ import pytest
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.results import Results
-from pytest_ddpscale.suites.tune import USUAL_SETTINGS, Tune, promising, setting_of, settings_of
+from pytest_ddpscale.suites.tune import USUAL_SETTINGS, Tune, TuneJudge, promising, setting_of, settings_of
 from tests.approved import assert_approved
+from tests.builders.records import lines_of
 from tests.rows import rows
 from tests.suites.conftest import NEEDS_REFUSED_MEMORY, MeasuredAndTold
 from tests.suites.played_tune import PlayedTune
 from tests.suites.run_records import text_of
 
 WORKLOAD = Workload("r-fp32", ImageFamily("resnet18", image_size=64, memory_format="contiguous"), "fp32", 16)
+TRIED = "--try=static_graph=true"
 
 
 def told(*options: str, **gains: object) -> Results:
@@ -44,8 +46,23 @@ def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
     assert found == [f"2 {two}", "2 ", "3 ", f"3 {two}", f"4 {two}", "4 ", "5 ", f"5 {two}"], "the order alternates"
     [row] = Tune().results(measured).tables[0].rows
     assert (row["says"], row["is_recommended"], row["note"]) == ("slower", False, "export OMP_NUM_THREADS=2")
-    [row] = told("--try=NCCL_ALGO=Ring", gains={"NCCL_ALGO=Ring": 1.2}).tables[0].rows
-    assert (row["says"], row["note"]) == ("faster", "without effect: gloo reads no NCCL variable")
+    faster = PlayedTune("--try=NCCL_ALGO=Ring", gains={"NCCL_ALGO=Ring": 1.2}).measured()
+    on_gpus = replace(faster, evidence=replace(faster.evidence, plan=replace(faster.plan, device_type="cuda")))
+    for run, note in ((faster, "without effect: gloo reads no NCCL variable"), (on_gpus, "export NCCL_ALGO=Ring")):
+        [row] = Tune().results(run).tables[0].rows
+        assert (row["says"], row["note"]) == ("faster", note)
+
+
+@rows(("gain", "round_sd", "is_told"), [(1.2, 0.01, True), (0.8, 0.01, True), (1.0, 0.0001, True), (1.0, 0.1, False)])
+def test_a_study_ends_once_its_interval_tells_unless_it_confirms(gain: float, round_sd: float, is_told: bool) -> None:
+    played = PlayedTune(TRIED, gains={"static_graph=True": gain}, round_sd=round_sd, launch_sd=0.0)
+    first = played.measured().plan.studies[0]
+    plan = played.nodes.plan([first, replace(first, launch=2)], launches=2)
+    judge = TuneJudge(plan, 0.95)
+    assert len(judge.needed_arms(first.id)) == 2
+    for record in lines_of(played.steps(plan)):
+        judge.hear(record)
+    assert [len(judge.needed_arms(one.id)) for one in plan.studies] == [0 if is_told else 2, 2]
 
 
 def test_an_error_of_the_usual_settings_is_told() -> None:
@@ -91,6 +108,8 @@ def test_all_that_is_tried_by_itself_can_be_planned() -> None:
     assert [len(settings_of(one, WORKLOAD)) for one in USUAL_SETTINGS.values()] == [27, 9]
     plan = PlayedTune(f"--try={USUAL_SETTINGS['cuda']}", gains={}).measured().plan
     assert len({setting_of(one) for one in plan.studies}) == 28, "with the usual ones"
+    [study] = PlayedTune("--batch=10", "--try=batch_size=double", gains={}).measured().plan.studies
+    assert [arm.batch_size for arm in study.arms] == [10, 20]
 
 
 @pytest.mark.lab
