@@ -27,7 +27,6 @@ from pytest_ddpscale.judge.metrics import Arms, merged
 from pytest_ddpscale.judge.stats import Found, estimate_of, t_quantile
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import Metric, Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question
 from pytest_ddpscale.plan.study import Plan, Study
@@ -221,10 +220,10 @@ class SuiteSource(ResumeSource):
     """One measurement of a suite, new or resumed, by launchers and in a run directory like a session's."""
 
     def __init__(self, suite: Suite, nodes: SuiteNodes, arguments: argparse.Namespace) -> None:
-        layout = Layout(nodes.machine.cluster.nodes, nodes.ranks_per_node)
-        MeasureSource.__init__(self, nodes.subject, nodes.machine, layout)
+        plan = suite.plan(arguments, nodes)
+        MeasureSource.__init__(self, nodes.subject, nodes.machine, plan.layout)
         self._suite, self._nodes, self._arguments, self._resumes = suite, nodes, arguments, nodes.settings.resume
-        self.plan = self.plan_to_measure = self._first = suite.plan(arguments, nodes)
+        self.plan = self.plan_to_measure = self._first = plan
 
     @property
     def named(self) -> str:
