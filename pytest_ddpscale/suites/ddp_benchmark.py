@@ -222,10 +222,9 @@ class PytorchDdp(Suite):
         sizes += range(per_node, nodes.world_size + 1, per_node)
         variants = dict.fromkeys((AS_THERE, *(arguments.bucket_sizes or ())))
         arms = [Arm("ddp", size, batch, variant=variant) for variant in variants for size in sizes]
-        families = {model: ImageFamily(model, arguments.image_size, "contiguous") for model in arguments.models}
+        families = (ImageFamily(model, arguments.image_size, "contiguous") for model in arguments.models)
         return nodes.plan(
-            nodes.study(Workload(model, family, "fp32", batch), [Arm("alone", 1, batch), *arms])
-            for model, family in families.items()
+            nodes.study(Workload(one.model, one, "fp32", batch), [Arm("alone", 1, batch), *arms]) for one in families
         )
 
     def results(self, measured: MeasuredSuite) -> Results:

@@ -31,7 +31,7 @@ _RATIO = "{:.3f}×"
 _NOTES = (
     "Efficiency: throughput over that on synthetic data in the same round. Waited: by the rank that waited most; may "
     f"cost nothing while the device still computes. To set: the fewest workers shown to reach {percent(WORTH)} of the "
-    "fastest; more --ddp-rounds narrow intervals.",
+    "fastest.",
 )
 
 

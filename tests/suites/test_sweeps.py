@@ -169,6 +169,7 @@ FASTEST, WORSE = (1.0, 1.0), (0.5, 0.6)
     ([(0.90, 0.949), (0.91, 0.94)], [WORSE, FASTEST], "is", "workers=1"),
     ([(0.90, 0.949), (0.91, 0.96)], [(0.96, 1.0), FASTEST], "may be", "workers=0"),  # another setting may keep up
     ([(0.5, 0.6), (0.97, 0.99)], [(0.70, 1.01), FASTEST], "is not", "workers=1"),  # 24 % slower, and not shown to be
+    ([(0.90, 0.96)], [FASTEST], "may be", "workers=0"),
     ([(0.5,)], [(1.0,)], "may be", None),
 ])  # fmt: skip
 def test_as_far_as_intervals_say_loading_is_to_blame_and_the_fewest_workers_keep_up(
