@@ -141,14 +141,14 @@ def test_an_arm_of_one_process_has_several_devices_and_no_other_has(kind: str, r
 
 def test_each_other_workload_differs_from_the_centre_in_one_factor() -> None:
     options = ("--batches=1024,512", "--models=vgg16,resnet18", "--hidden-sizes=4096,1024")
-    studies = planned(Factors(), *options, "--feature-weights=/weights").studies
+    studies = planned(Factors(), *options, "--feature-weights=/weights", "--ddp-rounds=9").studies
     at_centre = ["no_sync@4", "ddp@4"]
     assert {one.workload.name: [arm.name for arm in one.arms] for one in studies} == {
         "vgg16-h4096-batch-1024": [f"{kind}@{k}" for k in (1, 2, 3, 4) for kind in ("no_sync", "ddp")],
         "vgg16-h4096-batch-512": at_centre, "resnet18-h0-batch-1024": at_centre,
         "vgg16-h1024-batch-1024": at_centre,
     }  # fmt: skip
-    assert {one.workload.precision for one in studies} == {"fp32"}
+    assert {(one.workload.precision, one.rounds) for one in studies} == {("fp32", 9)}
     assert {one.workload.family.feature_weights for one in studies} == {"/weights/vgg16.pth", "/weights/resnet18.pth"}
     for gpus, sizes in ((2, {1, 2}), (8, {1, 2, 3, 4})):
         plan = planned(Factors(), "--batches=8", "--models=resnet18", gpus=gpus)
