@@ -47,7 +47,6 @@ from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.printable import one_line, printable_json
 from pytest_ddpscale.util.regular_file import read_regular
 
-SOURCE = "pytorch/pytorch, benchmarks/distributed/ddp"
 FILE_NAME = "pytorch-ddp.json"  # in the run directory of a suite
 PERCENTS, PERCENTS_OF_DIFF, NO_DDP = (50, 75, 90, 95), (75, 95), "no ddp"
 # The benchmark's only setting that differs from torch's defaults.
@@ -130,7 +129,7 @@ def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
     except (OSError, ValueError) as error:  # a msgspec.ValidationError is a ValueError
         raise ResultFileError(
             str(path), f"cannot be read as a report ({getattr(error, 'strerror', None) or error})",
-            f"a file written by {SOURCE}/benchmark.py --json",
+            "a file that benchmark.py --json wrote",
             "Name such a file, or the run directory of `ddpscale suite pytorch-ddp`.",
         ) from None  # fmt: skip
 
@@ -223,10 +222,9 @@ class PytorchDdp(Suite):
         sizes += range(per_node, nodes.world_size + 1, per_node)
         variants = dict.fromkeys((AS_THERE, *(arguments.bucket_sizes or ())))
         arms = [Arm("ddp", size, batch, variant=variant) for variant in variants for size in sizes]
-        families = {model: ImageFamily(model, arguments.image_size, "contiguous") for model in arguments.models}
+        families = (ImageFamily(model, arguments.image_size, "contiguous") for model in arguments.models)
         return nodes.plan(
-            nodes.study(Workload(model, family, "fp32", batch), [Arm("alone", 1, batch), *arms])
-            for model, family in families.items()
+            nodes.study(Workload(one.model, one, "fp32", batch), [Arm("alone", 1, batch), *arms]) for one in families
         )
 
     def results(self, measured: MeasuredSuite) -> Results:

@@ -27,7 +27,6 @@ from pytest_ddpscale.judge.metrics import Arms, merged
 from pytest_ddpscale.judge.stats import Found, estimate_of, t_quantile
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import Metric, Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question
 from pytest_ddpscale.plan.study import Plan, Study
@@ -221,10 +220,10 @@ class SuiteSource(ResumeSource):
     """One measurement of a suite, new or resumed, by launchers and in a run directory like a session's."""
 
     def __init__(self, suite: Suite, nodes: SuiteNodes, arguments: argparse.Namespace) -> None:
-        layout = Layout(nodes.machine.cluster.nodes, nodes.ranks_per_node)
-        MeasureSource.__init__(self, nodes.subject, nodes.machine, layout)
+        plan = suite.plan(arguments, nodes)
+        MeasureSource.__init__(self, nodes.subject, nodes.machine, plan.layout)
         self._suite, self._nodes, self._arguments, self._resumes = suite, nodes, arguments, nodes.settings.resume
-        self.plan = self.plan_to_measure = self._first = suite.plan(arguments, nodes)
+        self.plan = self.plan_to_measure = self._first = plan
 
     @property
     def named(self) -> str:
@@ -257,13 +256,14 @@ class SuiteSource(ResumeSource):
         if self._resumes is not None:
             super()._make_room()
 
-    def measure_and_close(self) -> None:
-        """Measure the plan, then a further plan from its results, and record how the run ended.
+    def measure_and_report(self) -> int:
+        """Measure the plan, then a further plan from its results, and report, also if it fails. Returns the exit code.
 
         Raises:
             KeyboardInterrupt: the user interrupted; measurements so far stay in the run directory.
-            RunDirectoryError: the run directory cannot be written.
+            BadInput, OSError: the run directory cannot be written.
         """
+        self.open_run()
         ending: Ending = "interrupted"
         try:
             assert self.plan is not None  # since it was made
@@ -271,7 +271,7 @@ class SuiteSource(ResumeSource):
                 self.measure(self._progress(self.plan_to_measure))
             more, is_first = None, len(self.plan.study_ids) == len(self._first.study_ids)
             if is_first and not self.writing_problem:
-                measured = measured_suite(self.measured_run, self.subject.settings.confidence)
+                _, measured = suite_told(self.measured_run)
                 more = self._suite.further(self._arguments, self._nodes, measured)
             if more is not None:
                 self.measured_run.write_json(self.measured_run.plan_json, self.plan.joined(more))
@@ -280,6 +280,8 @@ class SuiteSource(ResumeSource):
         finally:
             self.close(ending)
             self.release()
+            code = report_suite(self.measured_run)
+        return code
 
     def _progress(self, plan: Plan) -> Listener:
         """Progress lines: in place on a terminal, at most one a minute in a log."""
@@ -299,20 +301,9 @@ class SuiteSource(ResumeSource):
         return Progress(plan, show, samples_per_s=self.expected_samples_per_s)
 
 
-def measured_suite(run: RunDirectory, confidence: float) -> MeasuredSuite:
-    """What a run directory holds. Raises RunDirectoryError."""
-    return MeasuredSuite(read_evidence(run), confidence, run.read_run())
-
-
 def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
     """Plan, measure and report. Returns the exit code. Raises BadInput, OSError."""
-    source = SuiteSource(suite, nodes_of(arguments), arguments)
-    source.open_run()
-    try:
-        source.measure_and_close()
-    finally:
-        code = report_suite(source.measured_run)
-    return code
+    return SuiteSource(suite, nodes_of(arguments), arguments).measure_and_report()
 
 
 def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
@@ -329,8 +320,8 @@ def suite_told(run: RunDirectory) -> tuple[Suite, MeasuredSuite]:
     """The suite that a run directory is of, and what it holds. Raises BadInput."""
     said, where = run.read_suite(), str(run.suite_json)
     suite = read_value(where, str(said.get("suite")), suite_of)
-    confidence = str(said.get("confidence", OPTIONS["confidence"].default))
-    return suite, measured_suite(run, read_value(where, confidence, confidence_level))
+    confidence = read_value(where, str(said.get("confidence", OPTIONS["confidence"].default)), confidence_level)
+    return suite, MeasuredSuite(read_evidence(run), confidence, run.read_run())
 
 
 def report_suite(run: RunDirectory) -> int:

@@ -30,14 +30,11 @@ from pytest_ddpscale.util.listing import count_text
 _PACE = "samples_per_s_per_gpu"
 # Share of the highest throughput from which on a larger batch is not worth its latency.
 SATURATED = 0.95
-_NOTES = (
-    "Total: ranks at once times the pace of the slowest.",
-    "Latency: percentiles of each round, over all passes and ranks; p99 needs 100 of them to mean much.",
-)
+_NOTES = ("Latency: percentiles of each round, over all passes and ranks; p99 needs 100 of them to mean much.",)
 # Arms in which one process divides a batch.
 WAYS = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}
 _RATIO = "{:.3f}×"
-_OF_SPLIT = ("Communication: the share of our pass outside our parallel_apply, which is timed in the same round.",)
+_OF_SPLIT = ("Communication: the share of our pass outside our parallel_apply, timed in the same round.",)
 _CPU = "All devices are this CPU: times say nothing about GPUs. nn.DataParallel needs two GPUs: not measured."
 
 

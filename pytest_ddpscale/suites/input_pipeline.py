@@ -31,7 +31,7 @@ _RATIO = "{:.3f}×"
 _NOTES = (
     "Efficiency: throughput over that on synthetic data in the same round. Waited: by the rank that waited most; may "
     f"cost nothing while the device still computes. To set: the fewest workers shown to reach {percent(WORTH)} of the "
-    "fastest; more --ddp-rounds narrow intervals.",
+    "fastest.",
 )
 
 
@@ -73,9 +73,7 @@ class InputPipeline(Suite):
         """A row for each setting: synthetic data, then the fewest workers first."""
         plan, [study] = measured.plan, measured.plan.studies
         rows = [*_rows(measured, study)]
-        chosen, findings = recommended(rows), list[str]()
-        if len(rows) > 1:
-            findings.append(f"the input pipeline {bottleneck(rows)} the bottleneck")
+        chosen, findings = recommended(rows), [f"the input pipeline {bottleneck(rows)} the bottleneck"]
         if chosen is not None:
             reached = f" ({cell(chosen['efficiency'], _RATIO)} the throughput on synthetic data)"
             findings.append(f"to set: {chosen['data']}{reached * bool(chosen['efficiency'])}")
@@ -87,7 +85,7 @@ class InputPipeline(Suite):
         ]  # fmt: skip
         table = Rows("input-pipeline", "Loading", columns, rows, notes=_NOTES)
         what = f"{study.workload.family.model} in {study.workload.precision} on {study.workload.data_kind} images"
-        return Results(what, findings, [table], measured.problems())
+        return Results(what, findings if rows[1:] else [], [table], measured.problems())
 
 
 def _rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:

@@ -14,6 +14,7 @@ import pytest
 
 from pytest_ddpscale.cli import EXAMPLES, main
 from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import StudyEnd
@@ -173,6 +174,15 @@ def recorded(name: str, pace: float, only: int = 2) -> RunDirectory:
     return run
 
 
+@pytest.mark.usefixtures("halves")
+def test_what_is_not_as_required_ends_the_command_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded("a", 100.0)
+    for failures in ((), ("too slow",)):
+        told = Results("x", ["y"], failures=failures)
+        monkeypatch.setattr(Halves, "results", lambda *_, told=told: told)
+        assert main(["report", str(run.path)]) == len(failures)
+
+
 def set_aside(run: RunDirectory, study: str) -> None:
     """As if the run had been killed before this study."""
 
@@ -209,6 +219,17 @@ def test_a_run_that_was_killed_is_resumed_by_the_same_command(capsys: Capture) -
     told = capsys.readouterr().err
     assert told.count("run measures something else; expected the command and options that it was begun with") == 2
     assert "1 devices on 1 nodes can be used here, but run was started with 2 on 1" in told
+
+
+@pytest.mark.usefixtures("halves")
+def test_ctrl_c_leaves_a_report_of_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Supervisor, "measure", interrupted)
+    assert main([*SMALL, "--ddp-run-dir=run"]) == 130
+    assert "report: run/report.html" in capsys.readouterr().out
+    assert RunDirectory.open(Path("run")).read_run().status == "interrupted"
 
 
 @pytest.mark.parametrize(("said", "told"), [
