@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from torch.distributed import HashStore
 from pytest_ddpscale.datasets.image_samples import read_mnist
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.workload import Split, Workload
 from pytest_ddpscale.worker import whole_training
 from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.control import Control
@@ -191,6 +191,7 @@ def test_mnist_is_read_from_its_files_and_one_that_is_no_longer_whole_is_refused
     assert inputs.shape == (16, 1, 32, 32)
     assert inputs[0, 0, 0, 0] == pytest.approx((0.2 - 0.1307) / 0.3081, rel=1e-4)
     assert held(run_of(1, "resnet18", samples)).inputs.shape == (16, 3, 32, 32)
+    assert [len(read_mnist(tmp_path, split)[0]) for split in get_args(Split)] == [30, 29]
     for name, content, message in (
         ("train-labels-idx1-ubyte", labels[:-1], f"{tmp_path}: 23520 pixels for 28 labels of train; expected 784"),
         ("train-labels-idx1-ubyte", b"<html>", "train-labels-idx1-ubyte: .*; expected one of MNIST's four"),
