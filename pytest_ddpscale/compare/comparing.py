@@ -199,7 +199,7 @@ class ComparedRuns:
         }  # fmt: skip
         differences = configuration_differences(self.a, self.b)
         return {
-            "schema_version": 4, "confidence": self.confidence, **runs,
+            "schema_version": 4, "kind": "runs", "confidence": self.confidence, **runs,
             "configuration": [dict(zip(("name", "a", "b"), one, strict=True)) for one in differences],
             "requirements": [one.as_json() for one in self.requirements], "only_a": self.only_a, "only_b": self.only_b,
         }  # fmt: skip

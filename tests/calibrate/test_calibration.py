@@ -77,6 +77,16 @@ def test_a_value_is_the_judges(sound: list[PastRun]) -> None:
     assert compared > 10
 
 
+def test_a_node_that_lacks_rounds_of_a_gpu_has_no_value_and_more_rounds_reach_less_far(sound: list[PastRun]) -> None:
+    evidence, lacking = sound[0].evidence, faulty("missing-rank:3:5", number=1)[0].evidence
+    for name in (THROUGHPUT, "memory_bandwidth_gbps[memory-copy]"):
+        assert set(node_values(CASES[name], lacking)) == {*HOSTS} - {HOSTS[1]}
+    longer = tuple(replace(one, rounds=4 * one.rounds) for one in evidence.plan.studies)
+    plans = evidence.plan, replace(evidence.plan, studies=longer)
+    few, many = (node_values(CASES[THROUGHPUT], replace(evidence, plan=plan))[HOSTS[0]].reach for plan in plans)
+    assert many == pytest.approx(few / 2)
+
+
 def test_sound_nodes_give_bounds_that_they_keep(found: Calibration, sound: list[PastRun]) -> None:
     assert (found.excluded, found.nodes, found.unseen) == ({}, tuple(HOSTS), ())
     throughput = of(found)

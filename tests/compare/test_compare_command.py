@@ -86,13 +86,15 @@ def test_a_comparison_begins_with_the_answer_and_what_else_changed(tmp_path: Pat
         judged_run(tmp_path / name, night, versions={"torch": torch}, driver=driver)
         ends = value - 1, value + 1
         slower, alike = (verdict(place=place, value=value, interval=ends), verdict(place=place, id="step[alike]"))
+        faster = verdict(id="t[better]", value=200 - value, interval=(199 - value, 201 - value))
+        of_places = verdict(id="t[places]", metric="probe_uniformity")  # whose values are compared by themselves
         unmeasured = verdict("not_measured", value=None, interval=None, id="t[neither]", reason="not asked")
         one_sided = verdict(id=f"t[of {name}]")
         open_ = verdict("inconclusive", value=90.0, interval=None if name == "b" else ends, id="t[few]", reason="few")
-        write_verdicts(tmp_path / name, slower, alike, unmeasured, one_sided, open_)
+        write_verdicts(tmp_path / name, faster, slower, alike, of_places, unmeasured, one_sided, open_)
     assert_approved("compare.txt", masked(typed("a b")[1], tmp_path))
     code, said, _ = typed("a b --format=json --fail-below=0.05")
     told = json.loads(said)
-    slower_ = told["requirements"][0]
+    slower_ = told["requirements"][1]
     assert (code, told["worse"], told["lost"]) == (1, [slower_["id"]], ["t[few]", "t[of a]"])
     assert (slower_["difference"], slower_["change"]["size"]) == ("worse", pytest.approx(-0.1))

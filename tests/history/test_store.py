@@ -236,6 +236,7 @@ def test_what_cannot_be_read_or_written_is_a_sentence(tmp_path: Path, monkeypatc
             use(file)
     monkeypatch.setattr("pytest_ddpscale.history.store.BUSY_S", 0.05)
     locked = r"was locked by others for too long.* --add RUN_DIR"
+    add(tmp_path / "h")  # a writer has the file from its first statement on
     with writing(tmp_path / "h"), pytest.raises(HistoryError, match=locked):
         add(tmp_path / "h")
 
