@@ -59,7 +59,7 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
 
     known = [option.flag for option in OPTIONS.values()]
     typed = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
-    near = [did_you_mean(flag, known).removeprefix("; ") for flag in typed if flag not in known]
+    near = [did_you_mean(flag, known, 0.7).removeprefix("; ") for flag in typed if flag not in known]
     if any(near):
         parser.extra_info["ddpscale"] = ", ".join(filter(None, near))
 

@@ -70,7 +70,7 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
         flag = unknown[0].partition("=")[0]
         if instead := REMOVED.get(f"{command.prog} {flag}"):
             command.error(f"{flag} was removed; instead: {instead}")
-        near = did_you_mean(flag, [one for action in command._actions for one in action.option_strings])
+        near = did_you_mean(flag, [one for action in command._actions for one in action.option_strings], 0.7)
         command.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
     return found
 
