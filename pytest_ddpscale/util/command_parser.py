@@ -70,7 +70,8 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
         flag = unknown[0].partition("=")[0]
         if instead := REMOVED.get(f"{command.prog} {flag}"):
             command.error(f"{flag} was removed; instead: {instead}")
-        near = did_you_mean(flag, [one for action in command._actions for one in action.option_strings], 0.7)
+        known = [one for action in command._actions for one in action.option_strings]
+        near = "" if flag.startswith("--ddp-") else did_you_mean(flag, known)  # pytest's, which are alike
         command.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
     return found
 
