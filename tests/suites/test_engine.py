@@ -150,13 +150,20 @@ def test_two_runs_of_a_suite_are_compared_and_of_two_suites_refused(capsys: Capt
 
 def test_a_number_that_may_be_negative_changes_by_a_share_of_the_first() -> None:
     column = Column("ms", "ms", better=-1)
-    a, b = (
-        Results("x", tables=[Rows("t", "T", [Column("at", "At"), column], [{"at": "n", "ms": found}])])
-        for found in (Found(-80.0, (-81.0, -79.0)), Found(-79.0, (-80.0, -78.0)))
-    )
-    (row,) = diff_of(a, b).table.rows
-    assert (row["name"], row["change"].value) == ("n: ms", pytest.approx(1 / 80))
-    assert -0.01 < row["loss"] < row["change"].value
+    changes = []
+    for pair in (
+        (Found(-80.0, (-81.0, -79.0)), Found(-79.0, (-80.0, -78.0))),
+        (Found(1.0, (-0.5, 2.5)), Found(2.0, (1.0, 3.0))),
+    ):
+        a, b = (
+            Results("x", tables=[Rows("t", "T", [Column("at", "At"), column], [{"at": "n", "ms": one}])])
+            for one in pair
+        )
+        (row,) = diff_of(a, b).table.rows
+        assert row["name"] == "n: ms"
+        assert row["loss"] < row["change"].value
+        changes.append(row["change"].value)
+    assert changes == pytest.approx([1 / 80, 1.0])
 
 
 def recorded(name: str, pace: float, only: int = 2) -> RunDirectory:
