@@ -149,14 +149,16 @@ def test_two_runs_of_a_suite_are_compared_and_of_two_suites_refused(capsys: Capt
 
 
 def test_a_number_that_may_be_negative_changes_by_a_share_of_the_first() -> None:
-    column = Column("ms", "ms", better=-1)
-    a, b = (
-        Results("x", tables=[Rows("t", "T", [Column("at", "At"), column], [{"at": "n", "ms": found}])])
-        for found in (Found(-80.0, (-81.0, -79.0)), Found(-79.0, (-80.0, -78.0)))
-    )
-    (row,) = diff_of(a, b).table.rows
-    assert (row["name"], row["change"].value) == ("n: ms", pytest.approx(1 / 80))
-    assert -0.01 < row["loss"] < row["change"].value
+    columns = [Column("at", "At"), Column("ms", "ms", better=-1)]
+    pairs = ((-80.0, 1.0, -79.0), (1.0, 1.5, 2.0))  # the first, how far its interval and the other's reach, the other
+    for first, reach, second in pairs:
+        a, b = (
+            Results("x", tables=[Rows("t", "T", columns, [{"at": "n", "ms": Found(one, (one - reach, one + reach))}])])
+            for one in (first, second)
+        )
+        (row,) = diff_of(a, b).table.rows
+        assert (row["name"], row["change"].value) == ("n: ms", pytest.approx((second - first) / abs(first)))
+        assert row["loss"] < row["change"].value
 
 
 def recorded(name: str, pace: float, only: int = 2) -> RunDirectory:
