@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, ClassVar
@@ -45,6 +46,7 @@ from pytest_ddpscale.session.resume import ResumeSource, read_resumption, refuse
 from pytest_ddpscale.session.sources import Machine, Site, Subject
 from pytest_ddpscale.settings import (
     AUTO,
+    OF_ANY_RUN,
     OPTIONS,
     Settings,
     confidence_level,
@@ -198,6 +200,17 @@ class Suite(ABC):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:  # noqa: B027 (a suite may have none)
         """Add the suite's own options to the common ones."""
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Add the suite's own options, those of pytest's that it takes, and what runs it."""
+        self.add_options(parser)
+        common = parser.add_argument_group("as in pytest --gpu-sku=SKU")
+        for option in (OPTIONS[name] for name in OPTIONS if name in (*OF_ANY_RUN, "resume", *self.takes)):
+            more: dict[str, Any] = {"action": "store_true"}
+            if option.metavar is not None:
+                more = {"action": "append" if option.repeats else "store", "metavar": option.metavar}
+            common.add_argument(option.flag, dest=option.name, help=option.help, **more)
+        parser.set_defaults(run=partial(run_suite, self))
 
     @abstractmethod
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:

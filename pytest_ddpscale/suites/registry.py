@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_ddpscale.settings import OF_ANY_RUN, OPTIONS
 from pytest_ddpscale.util.command_parser import CommandParser
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.suites.engine import Suite
-
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 TUNE = "tune"  # a command of its own, not below `suite`
@@ -30,13 +26,12 @@ SUITES: dict[str, tuple[str, str]] = {
 }
 
 
-def suite_of(name: str) -> Suite:
-    """The suite of that name. Raises ValueError if there is none."""
+def suite_of(name: str) -> Any:
+    """The suite of that name, a `Suite` of the engine. Raises ValueError if there is none."""
     if name not in SUITES:
         raise ValueError(f"a suite of this version: {', '.join(SUITES)}")
     module = import_module(f"pytest_ddpscale.suites.{SUITES[name][0]}")
-    found: Suite = next(one for one in vars(module).values() if getattr(one, "name", "") == name)()
-    return found
+    return next(one for one in vars(module).values() if getattr(one, "name", "") == name)()
 
 
 def add_suite(commands: Commands) -> None:
@@ -48,18 +43,4 @@ def add_suite(commands: Commands) -> None:
     for name, (_, told) in SUITES.items():
         parser = (commands if name == TUNE else names).add_parser(name, help=told)
         assert isinstance(parser, CommandParser)  # as is its parent
-        parser.later = lambda parser, name=name: add_options(suite_of(name), parser)
-
-
-def add_options(suite: Suite, parser: argparse.ArgumentParser) -> None:
-    """Add a suite's own options, those of pytest's that it takes, and what runs it."""
-    from pytest_ddpscale.suites.engine import run_suite
-
-    suite.add_options(parser)
-    common = parser.add_argument_group("as in pytest --gpu-sku=SKU")
-    for option in (OPTIONS[name] for name in OPTIONS if name in (*OF_ANY_RUN, "resume", *suite.takes)):
-        more: dict[str, Any] = {"action": "store_true"}
-        if option.metavar is not None:
-            more = {"action": "append" if option.repeats else "store", "metavar": option.metavar}
-        common.add_argument(option.flag, dest=option.name, help=option.help, **more)
-    parser.set_defaults(run=partial(run_suite, suite))
+        parser.later = lambda parser, name=name: suite_of(name).add_to(parser)

@@ -139,7 +139,7 @@ class Rows:
         for row in sorted(self.rows, key=lambda row: row[x.key]):
             for key in (key for key in told.ys if row[key] is not None):
                 name = cell(row[told.by]) if told.by else columns[key].title
-                point = Point(row[x.key], *found(row[key]), is_failed=bool(row.get("is_missed")))
+                point = Point(row[x.key], *found(row[key]))
                 series.setdefault(name, []).append(point)
         axes = {"x_is_log": True, "x_name": lambda value: cell(value, x.form), **told.axes}
         drawn = {"": [Curve(*one) for one in series.items()]}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.engine import MeasuredSuite, Suite, nodes_of
-from pytest_ddpscale.suites.registry import add_options
 from tests.builders.judged import evidence_of_plan, make_measurement
 from tests.suites.run_records import SUITE_RECORD
 
@@ -20,7 +19,7 @@ Pace = Callable[[Study, Arm, int, int], float]
 def planned(suite: Suite, *options: str, gpus: int = 4, sku: tuple[str, ...] = A6000) -> Plan:
     """On one node of A6000. Raises BadInput."""
     parser = argparse.ArgumentParser()
-    add_options(suite, parser)
+    suite.add_to(parser)
     arguments = parser.parse_args([*sku, f"--ddp-gpus-per-node={gpus}", *options])
     return suite.plan(arguments, nodes_of(arguments))
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.engine import MeasuredSuite, SuiteNodes, nodes_of
-from pytest_ddpscale.suites.registry import add_options
 from pytest_ddpscale.suites.tune import Tune, setting_of
 from tests.builders.judged import evidence_of_plan, measure
 from tests.builders.measurements import Measurement
@@ -33,7 +32,7 @@ class PlayedTune:
         self, *options: str, gains: Mapping[str, float], seed: int = 0, round_sd: float = 0.01, launch_sd: float = 0.01
     ) -> None:
         parser = argparse.ArgumentParser()
-        add_options(Tune(), parser)
+        Tune().add_to(parser)
         self.arguments = parser.parse_args(["--gpu-sku=cpu", "--ddp-gpus-per-node=2", *options])
         self.nodes: SuiteNodes = nodes_of(self.arguments)
         self._gains, self._random = gains, random.Random(seed)

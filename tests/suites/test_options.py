@@ -9,7 +9,6 @@ import pytest
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.suites.inference import Inference
 from pytest_ddpscale.suites.options import counts, several, whole, workload_of
-from pytest_ddpscale.suites.registry import add_options
 from tests.builders.clusters import thresholds
 
 SKUS = thresholds().thresholds.skus
@@ -33,5 +32,5 @@ def test_a_model_that_torchvision_has_not_is_refused() -> None:
 def test_lists_have_each_value_once_and_an_option_that_repeats_has_all() -> None:
     assert (several(whole(9))("3, 1,3"), counts(9)("3, 1,3")) == ([3, 1], [1, 3])
     parser = argparse.ArgumentParser()
-    add_options(Inference(), parser)
+    Inference().add_to(parser)
     assert ["a=1", "b=2"] in vars(parser.parse_args(["--ddp-note=a=1", "--ddp-note=b=2"])).values()
