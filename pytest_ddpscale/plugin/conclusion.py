@@ -139,8 +139,8 @@ def _count_verdicts(session: pytest.Session, judgement: Judgement) -> None:
 
 def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stopped: str) -> list[str]:
     """Judge the remaining requirements and write the reports. Returns errors."""
-    assert acceptance.run is not None
     source = acceptance.source
+    assert source.run is not None
     closing = [source.writing_problem] if source.writing_problem else []
     try:
         source.close("interrupted" if interrupted else "finished")
@@ -155,6 +155,6 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stop
     except BadInput as error:
         return [*closing, str(error)]
     told.judgement, told.record = judgement, record
-    problems = closing + write_reports(acceptance.run, judgement, record, evidence)
-    told.forgotten = source.remember(judgement, acceptance.history_file)
+    problems = closing + write_reports(source.run, judgement, record, evidence)
+    told.forgotten = acceptance.remember(judgement)
     return problems

@@ -35,13 +35,11 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.record_lines import Listener
-from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, broken_file
+from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_json import Ending, RunRecord
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.session.measure import MeasureSource
-from pytest_ddpscale.session.open import look, thresholds_path
-from pytest_ddpscale.session.resume import Resumption, read_resumption, refuse_other_devices
-from pytest_ddpscale.session.sources import Machine, Site, Subject
+from pytest_ddpscale.session.evidence import EvidenceSource
+from pytest_ddpscale.session.open import Machine, Site, Subject, look, thresholds_path
 from pytest_ddpscale.settings import OPTIONS, Settings, confidence_level, refuse_unread_variables, settings_from
 from pytest_ddpscale.suites.results import Results, facts_of
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -208,13 +206,13 @@ class Suite(ABC):
         """Rows and findings, from the run directory alone, because `ddpscale report` makes them again."""
 
 
-class SuiteSource(MeasureSource):
+class SuiteSource(EvidenceSource):
     """One measurement of a suite, new or resumed, by launchers and in a run directory like a session's."""
 
     def __init__(self, suite: Suite, nodes: SuiteNodes, arguments: argparse.Namespace) -> None:
-        super().__init__(nodes.subject, nodes.machine, Layout(nodes.machine.cluster.nodes, nodes.ranks_per_node))
+        resume, layout = nodes.settings.resume, Layout(nodes.machine.cluster.nodes, nodes.ranks_per_node)
+        super().__init__(nodes.subject, nodes.machine, layout, RunDirectory.open(resume) if resume else None)
         self._suite, self._nodes, self._arguments = suite, nodes, arguments
-        self._resumption: Resumption | None = None
         self.plan = self.plan_to_measure = self._first = suite.plan(arguments, nodes)
 
     @property
@@ -226,37 +224,26 @@ class SuiteSource(MeasureSource):
         """The suite's own judge, because thresholds require nothing."""
         return self._suite.judge_of(plan, self._nodes)
 
-    def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
+    def unfit_of(self, plan: Plan, surveys: Sequence[Survey], **_: bool) -> dict[str, str]:
         """Why the suite refuses to measure, by host."""
         return self._suite.unfit_of(surveys)
 
     def _open(self) -> None:
         """Begin a run directory, or go on in that of --ddp-resume, which the same command has begun."""
-        name, settings, first = self._suite.name, self.subject.settings, self._first
-        if settings.resume is None:
+        name, first, run = self._suite.name, self._first, self.earlier
+        if run is None:
             super()._open()
             # Even if the run is killed, its reports can be made.
-            self.measured_run.write_json(
-                self.measured_run.suite_json, {"suite": name, "confidence": settings.confidence}
-            )
+            said = {"suite": name, "confidence": self.subject.settings.confidence}
+            self.measured_run.write_json(self.measured_run.suite_json, said)
             return
-        run = RunDirectory.open(settings.resume)
-        self._lock = RunLock.acquire(run.path)
-        read_evidence(run)  # refuses a broken run before anything is changed
-        begun = read_resumption(run)
-        refuse_other_devices(run, self.machine.devices, first)
-        there = (*begun.plan.timed, *begun.plan.training_runs)
+        self.refuse_other_devices(first)
+        begun = run.read_plan()
+        there = (*begun.timed, *begun.training_runs)
         if run.read_suite().get("suite") != name or not {*first.timed, *first.training_runs} <= {*there}:
             expected = "the command and options that it was begun with"
             raise OptionError("--ddp-resume", f"{run.path} measures something else", expected)
-        begun.begin(self.subject.site.argv, dict(settings.note), self.subject.used)
-        self._resumption, self.plan = begun, begun.plan
-        self.plan_to_measure = begun.missing_plan if begun.missing else None
-        self.run = self.measured_run = run
-
-    def _make_room(self) -> None:
-        if self._resumption is not None:
-            self._resumption.set_aside()
+        super()._open()
 
     def measure_and_close(self) -> None:
         """Measure the plan, then a further plan from its results, and record how the run ended.

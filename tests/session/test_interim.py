@@ -24,10 +24,9 @@ def end(study: str, reason: EndReason = "rounds") -> StudyEnd:
 def half(measuring: AcceptanceSession, gangs: list[InstantGang]) -> AcceptanceSession:
     """A session whose study has ended, and whose process is about to be killed."""
     assert measuring.source.plan is not None
-    assert measuring.run is not None
-    InstantGang(None, measuring.run, Limits(), None, isolate=False, judge=None, admit=lambda _: "").measure(
-        measuring.source.plan
-    )
+    InstantGang(
+        None, measuring.source.measured_run, Limits(), None, isolate=False, judge=None, admit=lambda _: ""
+    ).measure(measuring.source.plan)
     return measuring
 
 
@@ -36,28 +35,27 @@ def interim(session: AcceptanceSession) -> Interim:
 
 
 def written(session: AcceptanceSession) -> Judgement:
-    assert session.run is not None
-    return read_judgement(session.run.verdicts_json)
+    return read_judgement(session.source.measured_run.verdicts_json)
 
 
 def test_after_a_study_what_it_says_is_written_and_the_run_is_incomplete(half: AcceptanceSession) -> None:
     assert half.source.plan is not None
-    assert half.run is not None
     interim(half).hear(end(half.source.plan.studies[0].id))
-    judgement = written(half)
+    judgement, run = written(half), half.source.measured_run
     assert judgement.outcome == "incomplete"
     assert "measuring was still running when this was written at 20" in judgement.reason
-    assert f"1 of {len(half.source.plan.study_ids)} studies had ended; --ddp-resume={half.run.path}" in judgement.reason
+    assert f"1 of {len(half.source.plan.study_ids)} studies had ended; --ddp-resume={run.path}" in judgement.reason
     outcomes = {verdict.outcome for verdict in judgement.verdicts}
     assert "passed" in outcomes
-    assert "INCOMPLETE" in (half.run.path / "report.md").read_text("utf-8")
+    assert "INCOMPLETE" in (half.source.measured_run.path / "report.md").read_text("utf-8")
     assert half.verdicts == {}, "nothing is settled by it"
 
 
 def test_a_study_that_goes_on_is_not_measured_yet_and_no_error(half: AcceptanceSession) -> None:
-    assert half.run is not None
-    lines = half.run.measurements_jsonl.read_text("utf-8").splitlines(keepends=True)
-    half.run.measurements_jsonl.write_text("".join(line for line in lines if '"study_end"' not in line), "utf-8")
+    lines = half.source.measured_run.measurements_jsonl.read_text("utf-8").splitlines(keepends=True)
+    half.source.measured_run.measurements_jsonl.write_text(
+        "".join(line for line in lines if '"study_end"' not in line), "utf-8"
+    )
     interim(half).hear(CANCELLED)
     assert {verdict.outcome for verdict in written(half).verdicts} == {"not_measured"}
     assert written(half).verdicts[0].reason.startswith("interrupted at 20")
@@ -73,10 +71,9 @@ def test_a_session_that_somebody_ends_has_its_verdicts_at_once_with_when_and_why
 
 
 def test_the_page_of_an_interrupted_run_is_there_at_once_and_not_read_again(half: AcceptanceSession) -> None:
-    assert half.run is not None
     interim(half).hear(CANCELLED)
     interim(half).hear(end("weak/r", "interrupted"))
-    page = (half.run.path / "report.html").read_text("utf-8")
+    page = (half.source.measured_run.path / "report.html").read_text("utf-8")
     assert "the job was cancelled" in page
     assert 'http-equiv="refresh"' not in page
 
@@ -86,14 +83,14 @@ def test_judging_takes_a_twentieth_of_the_time_at_most(
 ) -> None:
     now_s, judged = 1000.0, []
 
-    def takes_two_seconds(*_: object) -> None:
+    def takes_two_seconds(*_: object, **__: object) -> None:
         nonlocal now_s
         now_s += 2.0
         judged.append(now_s)
 
     listener = interim(half)
     monkeypatch.setattr(listener, "_now", lambda: now_s)
-    monkeypatch.setattr(listener, "_judge_and_write", takes_two_seconds)
+    monkeypatch.setattr(listener, "_write", takes_two_seconds)
     for _ in range(100):
         listener.hear(end("weak/r"))
         now_s += 1.0
@@ -103,25 +100,22 @@ def test_judging_takes_a_twentieth_of_the_time_at_most(
 
 
 def test_other_records_and_ends_by_an_interruption_are_passed_on_only(half: AcceptanceSession) -> None:
-    assert half.run is not None
     heard: list[object] = []
     records: list[AnyRecord | Notice] = [Idle(), StudyStart(study="weak/r", unix_s=1.0), end("weak/r", "interrupted")]
     for record in records:
         interim(half).listening(heard.append)(record)
     assert heard == records
-    assert not half.run.verdicts_json.exists()
+    assert not half.source.measured_run.verdicts_json.exists()
 
 
 def test_a_run_that_cannot_be_judged_yet_is_no_error(half: AcceptanceSession) -> None:
-    assert half.run is not None
-    half.run.plan_json.write_text("{", "utf-8")
+    half.source.measured_run.plan_json.write_text("{", "utf-8")
     interim(half).hear(end("weak/r"))
-    assert not half.run.verdicts_json.exists()
+    assert not half.source.measured_run.verdicts_json.exists()
 
 
 def test_verdicts_name_what_they_were_made_of(half: AcceptanceSession) -> None:
     interim(half).hear(CANCELLED)
-    assert half.run is not None
-    content = parse_strict_json(half.run.verdicts_json.read_text("utf-8"))
-    assert content["basis"]["measurements_sha256"] == half.run.measurements_sha256()
+    content = parse_strict_json(half.source.measured_run.verdicts_json.read_text("utf-8"))
+    assert content["basis"]["measurements_sha256"] == half.source.measured_run.measurements_sha256()
     assert any(one["value"] == pytest.approx(SAMPLES_PER_S) for one in content["verdicts"])

@@ -27,8 +27,7 @@ class TestJudging:
         measuring.judge(measuring.source.cases[0], nothing)
         measuring.source.close("finished")
         measuring.source.release()
-        assert measuring.run is not None
-        return measuring.run
+        return measuring.source.measured_run
 
     def judged(self, opened: Open, old: RunDirectory, **options: Any) -> AcceptanceSession:
         session = opened(gpu_sku="auto", ddp_judge=str(old.path), ddp_run_dir=None, **options)
@@ -113,12 +112,12 @@ class TestJudging:
         noted = {"note_operator": "Eve", "note_ticket": "T-2", "note_thresholds_path": "none"}
         assert noted.items() <= judgement.basis.items()
         assert Path(judgement.basis["thresholds_path"]).is_file(), "no note hides what it was judged by"
-        assert session.run is not None
+        assert session.source.run is not None
         measured = with_fields(old.read_run(), noted={"site": "Hall 1", "ticket": "T-1"})
         evidence = session.source.measured_so_far()
         assert evidence is not None
-        assert write_reports(session.run, judgement, measured, evidence) == []
-        page = (session.run.path / "report.html").read_text("utf-8")
+        assert write_reports(session.source.run, judgement, measured, evidence) == []
+        page = (session.source.run.path / "report.html").read_text("utf-8")
         for shown in ("Checked by Eve, date, signature", "<dt>Ticket</dt><dd>T-2", "<dt>Site</dt><dd>Hall 1"):
             assert shown in page
         assert old.run_json.read_bytes() == record
@@ -129,8 +128,12 @@ class TestJudging:
         source.open_run()
         assert old.read_run().operators == ("Bob",)
 
-    def test_what_is_measured_has_that_in_run_json_and_not_twice(self, measuring: AcceptanceSession) -> None:
-        assert measuring.source.judged_for() == {}
+    def test_what_is_measured_has_that_in_run_json_and_not_twice(self, opened: Open) -> None:
+        session = opened(ddp_note=["operator=Eve"])
+        session.source.select(session.source.cases)
+        session.source.open_run()
+        assert session.source.measured_run.read_run().operators == ("Eve",)
+        assert not any(key.startswith("note_") for key in session.conclude(interrupted=False, spoiled=()).basis)
 
     @pytest.mark.parametrize("goes_on", [False, True])
     def test_a_broken_baseline_is_refused_before_anything_is_judged_or_measured(

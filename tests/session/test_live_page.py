@@ -37,8 +37,7 @@ class Timed:
 
 
 def path_of(session: AcceptanceSession) -> Path:
-    assert session.run is not None
-    return session.run.path / "report.html"
+    return session.source.measured_run.path / "report.html"
 
 
 def text_of(session: AcceptanceSession) -> str:
@@ -89,10 +88,9 @@ def test_it_takes_no_more_than_its_share(measuring: AcceptanceSession, monkeypat
 
 
 def test_what_was_judged_after_a_study_is_on_the_page_at_once(measuring: AcceptanceSession, timed: Timed) -> None:
-    assert measuring.run is not None
     timed.page.begin()
     assert "No requirement has been judged yet" in text_of(measuring)
-    measuring.run.append_records([StudyEnd(STUDY, "rounds")])
+    measuring.source.measured_run.append_records([StudyEnd(STUDY, "rounds")])
     timed.page.hear(StudyEnd(STUDY, "rounds"))
     assert "Measuring was still running when this was written at 20" in text_of(measuring)
 
@@ -119,8 +117,7 @@ def test_a_full_disk_ends_no_measuring(
 
 
 def test_an_earlier_run_has_none(measuring: AcceptanceSession, opened: Open) -> None:
-    assert measuring.run is not None
-    judging = opened(ddp_judge=str(measuring.run.path))
+    judging = opened(ddp_judge=str(measuring.source.measured_run.path))
     judging.interim.begin()
     judging.interim.hear(Idle())
     assert not path_of(measuring).exists()

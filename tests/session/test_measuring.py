@@ -23,9 +23,8 @@ class TestMeasuring:
         assert [arm.name for arm in session.source.plan.studies[0].arms] == ["alone"]
 
     def test_what_is_about_to_happen_is_on_disk_first(self, measuring: AcceptanceSession) -> None:
-        assert measuring.run is not None
-        assert measuring.run.read_plan() == measuring.source.plan
-        record, thresholds = measuring.run.read_run(), measuring.source.subject.thresholds
+        assert measuring.source.measured_run.read_plan() == measuring.source.plan
+        record, thresholds = measuring.source.measured_run.read_run(), measuring.source.subject.thresholds
         assert (record.sku, record.status, record.finished_at) == (measuring.source.subject.sku, "running", None)
         assert record.argv == ("pytest", "--password", "***")
         assert record.thresholds is not None

@@ -4,41 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.session.measure import MeasureSource
-from pytest_ddpscale.session.sources import THIS_MACHINE, Machine, Site, Subject
-from pytest_ddpscale.settings import settings_from
+from pytest_ddpscale.session.open import THIS_MACHINE
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
-from pytest_ddpscale.thresholds.loading import load_thresholds
-from pytest_ddpscale.util.packaged import packaged
 from tests.builders.judged import WORKLOAD, check_case, make_case
 from tests.builders.probes import ALL_REDUCE, MATMUL, probe_case
+from tests.builders.sessions import planning
 from tests.rows import rows
 
 GPUS, UNDER_LOAD, TRANSPORT = check_case("gpus"), check_case("ecc_under_load"), check_case("transport")
 LOAD, LINKS = "matmul-fp16", "all-reduce-32mib@8"
-
-
-THRESHOLDS = load_thresholds(packaged("thresholds.yaml"))
-
-
-def planning(
-    devices: int | None = 8,
-    cluster: Cluster = THIS_MACHINE,
-    *,
-    sku: str = "a100",
-    plans_only: bool = False,
-    **options: str,
-) -> MeasureSource:
-    site = Site(settings_from(options, {}, {}), Path(), Path(), collect_only=plans_only)
-    subject = Subject(site, THRESHOLDS, THRESHOLDS.sku_name(sku))
-    return MeasureSource(subject, Machine(cluster, devices), Layout(cluster.nodes, 8))
 
 
 def training(world_size: int, **keys: Any) -> Case:

@@ -18,9 +18,9 @@ from pytest_ddpscale.run.records import StudyEnd, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.session import measure
+from pytest_ddpscale.session import evidence
+from pytest_ddpscale.session.open import THIS_MACHINE, Machine
 from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
 from tests.builders.records import gang_on, steady_block
 from tests.builders.sessions import SAMPLES_PER_S, THRESHOLDS, Open
 
@@ -123,7 +123,7 @@ def stage(opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stag
     gangs: list[SurveyedGang] = []
     monkeypatch.setattr(SurveyedGang, "launches", gangs)
     monkeypatch.setattr(SurveyedGang, "cores", {"n2": 1})
-    monkeypatch.setattr(measure, "Supervisor", SurveyedGang)
+    monkeypatch.setattr(evidence, "Supervisor", SurveyedGang)
     return Stage(opened, gangs)
 
 
@@ -173,9 +173,8 @@ class TestStop:
         said = {reason(judgement, which) for which in (PACE, WEAK, TOGETHER)}
         assert said == {f"nothing was measured: n2: {TOO_SMALL}"}
         assert_check_names_n2(judgement, 2 / 3)
-        assert session.run is not None
-        assert set(surveys_of(session.run.read_records())) == set(THREE)
-        assert session.run.read_run().devices_present == 6
+        assert set(surveys_of(session.source.measured_run.read_records())) == set(THREE)
+        assert session.source.measured_run.read_run().devices_present == 6
         assert stage.told_unfit == [{"n2": TOO_SMALL}]
 
 
@@ -210,8 +209,7 @@ class TestLeaveOut:
         assert_check_names_n2(judgement, 2 / 3)
         note = f"n2 was left out: {TOO_SMALL}"
         assert judgement.notes == (note,)
-        assert session.run is not None
-        record, plan = session.run.read_run(), session.run.read_plan()
+        record, plan = session.source.measured_run.read_run(), session.source.measured_run.read_plan()
         assert (record.left_out, record.devices_present) == ({"n2": TOO_SMALL}, 4)
         assert (plan.nodes, plan.survey) == (2, True)
         assert stage.told_unfit == [{"n2": TOO_SMALL}]

@@ -26,7 +26,7 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.session import measure as measuring
+from pytest_ddpscale.session import evidence as measuring
 from pytest_ddpscale.suites.ddp_benchmark import (
     FILE_NAME,
     ReportDiff,

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.session.sources import Site, Subject
+from pytest_ddpscale.session.open import Site, Subject
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import (
     AnyCase,
