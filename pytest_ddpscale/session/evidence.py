@@ -70,7 +70,7 @@ from pytest_ddpscale.session.open import (
     usual_devices,
 )
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, cases_of, plan_of_cases, training_cases
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, cases_for, cases_of, plan_of_cases, training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.waiver import today
 from pytest_ddpscale.util.listing import alike, first_few
@@ -139,20 +139,21 @@ class EvidenceSource:
         writing_problem: why some records could not be written; empty if all were.
     """
 
+    announcement = writing_problem = ""
+    plan: Plan | None = None
+    plan_to_measure: Plan | None = None
+    decisive: Sequence[AnyCase] | None = None
+    run: RunDirectory | None = None
     measured_run: RunDirectory
+    evidence: Evidence | None = None
+    _lock: RunLock | None = None
+    _was_launched = False
 
     def __init__(self, subject: Subject, machine: Machine, layout: Layout, earlier: RunDirectory | None = None) -> None:
         self.subject, self.machine, self.earlier = subject, machine, earlier
         self.judges = subject.settings.judge is not None
-        self.cases, self.selected = subject.cases(layout), list[AnyCase]()
-        self.announcement, self.writing_problem, self._was_launched = "", "", False
-        self.plan: Plan | None = None
-        self.plan_to_measure: Plan | None = None
-        self.decisive: Sequence[AnyCase] | None = None
+        self.cases, self.selected = cases_for(subject.thresholds, subject.sku, layout), list[AnyCase]()
         self.missing: dict[str, str] = {}
-        self.run: RunDirectory | None = None
-        self.evidence: Evidence | None = None
-        self._lock: RunLock | None = None
         if earlier is not None:
             self.measured_run = earlier
         if self.judges:
@@ -166,9 +167,9 @@ class EvidenceSource:
     @property
     def expected_samples_per_s(self) -> dict[str, float]:
         """Expected throughput of one GPU by workload, from the thresholds; only for time estimates."""
-        training = [case.requirement for case in training_cases(self.cases)]
-        alone = [one for one in training if one.definition is THROUGHPUT_PER_GPU and one.world_size == 1]
-        return {one.workload: one.source.measured or one.bound for one in alone}
+        training = (case.requirement for case in training_cases(self.cases))
+        throughput = (one for one in training if one.definition is THROUGHPUT_PER_GPU and one.world_size == 1)
+        return {one.workload: one.source.measured or one.bound for one in throughput}
 
     @cached_property
     def again(self) -> tuple[str, ...]:
@@ -430,7 +431,8 @@ class EvidenceSource:
         self.machine = replace(self.machine, cluster=cluster, devices=per_node * cluster.nodes)
         run.note(devices_present=self.machine.devices, left_out=dict(unfit))
         # On fewer nodes `all` means fewer ranks; requirements on more nodes stay, unmeasured.
-        now = {case.id: case for case in subject.cases(Layout(cluster.nodes, per_node))}
+        cases = cases_for(subject.thresholds, subject.sku, Layout(cluster.nodes, per_node))
+        now = {case.id: case for case in cases}
         self.cases, self.selected = ([now.get(one.id, one) for one in some] for some in (self.cases, self.selected))
         self.plan = self.plan_for(self.selected)
         run.write_json(run.plan_json, self.plan)

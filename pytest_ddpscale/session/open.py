@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,7 +14,6 @@ from pathlib import Path
 from pytest_ddpscale.errors import SkuError, ThresholdsError
 from pytest_ddpscale.launch.launcher import Cluster, launcher_for
 from pytest_ddpscale.node.survey import GpusHere, refuse_missing_torch
-from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
@@ -25,8 +24,8 @@ from pytest_ddpscale.run.verdicts import LoweredBound
 from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_here, without_lost_memory
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.matching import resolve_sku
-from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type
-from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, weaker_bounds
+from pytest_ddpscale.thresholds.cases import device_type
+from pytest_ddpscale.thresholds.changes import altered_parts, weaker_bounds
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.util.masking import masked_arguments
@@ -98,11 +97,6 @@ class Subject:
         """Other parts of the SKU that differ from the files that the thresholds file extends."""
         return altered_parts(self.thresholds, self.sku)
 
-    def own_bounds(self, cases: Sequence[AnyCase]) -> set[str]:
-        """Ids of the cases whose published bounds are not in the files that the thresholds file extends."""
-        own = own_bounds(self.thresholds, self.sku)
-        return {case.id for case in cases if case.requirement.key() in own}
-
     def command_again(self, machine: Machine) -> tuple[str, ...]:
         """The command that measures the same again, from any directory or machine that reaches its nodes.
 
@@ -130,10 +124,6 @@ class Subject:
     @property
     def _thresholds_option(self) -> list[str]:
         return [] if self.settings.thresholds is None else [f"--thresholds={self.settings.thresholds}"]
-
-    def cases(self, layout: Layout) -> list[AnyCase]:
-        """All requirements of the SKU for that number of nodes and GPUs."""
-        return cases_for(self.thresholds, self.sku, layout)
 
     def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
         """Evidence of a run, planned or not, of which nothing was measured."""

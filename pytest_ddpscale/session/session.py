@@ -28,6 +28,7 @@ from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutco
 from pytest_ddpscale.session.evidence import EvidenceSource
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, json_of, training_cases
+from pytest_ddpscale.thresholds.changes import own_bounds
 from pytest_ddpscale.thresholds.waiver import today
 
 
@@ -147,10 +148,11 @@ class AcceptanceSession:
         altered = subject.altered
         if outcome in ACCEPTING:  # on the site's own bounds, by a whole file of its own, by another file than measured
             used, began_with = subject.thresholds, record.thresholds
-            own = subject.own_bounds(source.cases)
-            others = [replace(one, provisional=one.provisional or one.id in own) for one in verdicts]
+            own = own_bounds(used, self.sku)
+            is_own = [case.requirement.key() in own for case in judged]
+            others = [replace(one, provisional=one.provisional or it) for one, it in zip(verdicts, is_own, strict=True)]
             further = {
-                "the bounds that it is accepted by": own and not rests_on_published(others, facts.coverage),
+                "the bounds that it is accepted by": not rests_on_published(others, facts.coverage),
                 "the whole thresholds file": not used.rests_on_packaged,
                 "the thresholds since it was measured": began_with is not None and began_with.digests != used.digests,
             }

@@ -75,7 +75,7 @@ from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, V
 from pytest_ddpscale.session.open import Site, Subject
 from pytest_ddpscale.session.session import other_blockers
 from pytest_ddpscale.settings import Settings
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, plan_of_cases
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, cases_for, plan_of_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import check_of_nodes
 from pytest_ddpscale.thresholds.waiver import Waiver
@@ -257,7 +257,7 @@ def told(line: str) -> Iterator[str]:
     if sku := "".join(run.words["sku"]):
         file = _site(f"skus: {{{sku}: {{{change}}}}}" if change else "")
         subject = Subject(Site(Settings(), Path(), Path()), file, sku)
-        cases, only = subject.cases(Layout(1, 8)), run.words["only"]
+        cases, only = cases_for(file, sku, Layout(1, 8)), run.words["only"]
         asked = [one for one in cases if one.requirement.metric in only or not only]
         unseen = remark_on_unseen_loss(subject.device_type, cases, asked)
         yield codes(unseen, every=True) if unseen else "no remark"
