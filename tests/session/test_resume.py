@@ -29,7 +29,7 @@ from pytest_ddpscale.run.records import (
     StudyEnd,
     StudyStart,
 )
-from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.telemetry import GpuReadings, joined_readings
 from pytest_ddpscale.session.evidence import EvidenceSource, measured_layout
@@ -37,7 +37,7 @@ from pytest_ddpscale.session.open import THIS_MACHINE
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.json_types import begin
 from tests.builders.records import gang_on, steady_block
-from tests.builders.sessions import InstantGang, Open, planning
+from tests.builders.sessions import InstantGang, Open, nothing, planning
 from tests.rows import rows
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
@@ -218,13 +218,34 @@ class TestSetAside:
                 source.select(source.cases)
                 source.open_run()
             if source.plan_to_measure is not None:
-                source.measure(lambda _: None)
+                source.measure(nothing)
             monkeypatch.setattr(InstantGang, "breaks", "")
             source.release()
             assert (len(gangs), len([line for line in texts(run.superseded_jsonl) if "study_end" in line])) == (
                 measured,
                 aside,
             )
+
+
+def test_what_another_session_measured_until_the_run_was_locked_is_kept(
+    opened: Open, measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire_late(path: Path) -> RunLock:
+        measuring.source.measured_run.append_record(StudyEnd("weak/r", "rounds"))
+        return acquire(path)
+
+    monkeypatch.setattr(InstantGang, "ends", False)
+    measuring.judge(measuring.source.cases[0], nothing)
+    measuring.source.release()
+    source = opened(ddp_resume=str(measuring.source.measured_run.path), ddp_run_dir=None).source
+    source.select(source.cases)
+    acquire = RunLock.acquire
+    monkeypatch.setattr(RunLock, "acquire", acquire_late)
+    assert source.missing == {"weak/r": "no end"}
+    source.open_run()
+    assert (source.missing, source.plan_to_measure) == ({}, None)
+    assert source.evidence is not None
+    assert source.evidence.errors == {}
 
 
 class TestBegin:
