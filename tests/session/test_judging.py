@@ -13,7 +13,7 @@ from msgspec.structs import replace as with_fields
 from pytest_ddpscale.errors import RunDirectoryError, ThresholdsError
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.run.records import ArmProfile
-from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
 from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.records import gang_on
@@ -146,6 +146,7 @@ class TestJudging:
             source.select(source.cases)
         with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is not a baseline.json: it has no schema"):
             begin()
+        RunLock.acquire(old.path).release()  # which nobody holds
 
     @pytest.mark.parametrize("status", ["running", "interrupted"])
     def test_a_session_that_did_not_end_regularly_is_told_though_all_was_measured(
