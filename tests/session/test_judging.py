@@ -120,6 +120,10 @@ class TestJudging:
         page = (session.source.run.path / "report.html").read_text("utf-8")
         for shown in ("Checked by Eve, date, signature", "<dt>Ticket</dt><dd>T-2", "<dt>Site</dt><dd>Hall 1"):
             assert shown in page
+        session.history_file = session.source.run.path / "history.sqlite"
+        session.source.close("finished")
+        assert session.remember(judgement) == ""
+        assert not session.history_file.exists(), "which has it from its own session"
         assert old.run_json.read_bytes() == record
 
     def test_who_resumes_is_added_to_the_run(self, opened: Open, old: RunDirectory) -> None:

@@ -200,10 +200,14 @@ class TestSetAside:
         assert set(kept + aside) == set(before)
         assert not set(kept) & set(aside)
 
-    def test_leaves_out_the_line_that_a_kill_tore(self, run: RunDirectory) -> None:
+    @pytest.mark.parametrize("begins", [False, True])
+    def test_leaves_out_the_line_that_a_kill_tore(self, run: RunDirectory, begins: bool) -> None:
         with run.measurements_jsonl.open("a", encoding="utf-8") as file:
             file.write('{"kind": "to')
-        resumed(run).set_aside()
+        if begins:
+            resumed(run).begin_again()
+        else:
+            resumed(run).set_aside()
         run.append_record(gang_on(["new"], 1, number=1))
         assert run.read_records()[-1] == gang_on(["new"], 1, number=1)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.judge.checks import unfit_nodes
 from pytest_ddpscale.launch.launcher import Cluster, Launch
 from pytest_ddpscale.launch.supervisor import NotAdmitted
 from pytest_ddpscale.plan.study import Plan
@@ -203,6 +204,14 @@ def test_unfit_nodes_are_measured_left_out_or_a_reason_to_stop(
     else:
         assert len(stage.told_unfit) == ("problem" in gang)
         assert judgement.outcome == "incomplete" or "problem" not in gang
+
+
+def test_where_no_rank_can_run_nothing_is_launched_though_unfit_nodes_are_to_be_measured(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "unfit_nodes", lambda *given, hopeless: unfit_nodes(*given))
+    assert outcomes(stage.run("measure")) == NONE_MEASURED
+    assert [one.measured for one in stage.gangs] == [()]
 
 
 class TestLeaveOut:

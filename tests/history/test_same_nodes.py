@@ -1,4 +1,4 @@
-"""A session's history: what is read of it, and that it never costs a run."""
+"""What the history knows of the nodes of a run."""
 
 from __future__ import annotations
 
