@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,16 @@ from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.errors import RunDirectoryError, ThresholdsError
 from pytest_ddpscale.report.files import write_reports
+from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
 from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.records import gang_on
-from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu, measured_run, nothing
+from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu, nothing
+
+REFUSED, ABSENT = "not bound: Operation not permitted", "not bound: no cores"
+UNBOUND = [REFUSED, REFUSED], [REFUSED, REFUSED], ["", ABSENT]
 
 
 class TestJudging:
@@ -87,21 +91,36 @@ class TestJudging:
             opened()
         assert opened(ddp_resume=str(old.path), ddp_run_dir=None).source.cases[0].requirement.waiver is not None
 
-    def test_arms_without_a_profile_are_told_with_the_reason(self, opened: Open, old: RunDirectory) -> None:
-        study = old.read_plan().studies[0]
-        old.append_records(
-            [ArmProfile(study=study.id, arm=study.arms[0].name, gang=0, rank=0, problem="saw no GPU kernel")]
-        )
-        judgement = self.judged(opened, old).conclude(interrupted=False, spoiled=())
-        told = f"--ddp-profile: no profile of {study.id}, {study.arms[0].name}: saw no GPU kernel"
-        assert told in judgement.notes
-
-    def test_ranks_that_could_not_be_bound_are_told_once_for_each_reason(self, opened: Open, old: RunDirectory) -> None:
-        refused, absent = "not bound: Operation not permitted", "not bound: no cores"
-        told = [refused, refused], [refused, refused], ["", absent]
-        old.append_records([gang_on(["n1"], 2, number=1 + at, numa_note=notes) for at, notes in enumerate(told)])
+    @pytest.mark.parametrize(
+        ("changes", "records", "told"),
+        [
+            (
+                {}, [ArmProfile(study="weak/r", arm="alone", gang=0, rank=0, problem="saw no GPU kernel")],
+                {"--ddp-profile: no profile of weak/r, alone: saw no GPU kernel"},
+            ),
+            # Ranks that could not be bound, once for each reason.
+            (
+                {}, [gang_on(["n1"], 2, number=1 + at, numa_note=notes) for at, notes in enumerate(UNBOUND)],
+                {f"rank 0 on n1 and 1 more: {REFUSED}", f"rank 1 on n1: {ABSENT}"},
+            ),
+            *(
+                ({"status": status}, [], {f"run.json says {status}: its session did not end regularly, or still runs"})
+                for status in ("running", "interrupted")
+            ),
+            ({"notes": ["imported"], "left_out": {"n9": "too old"}}, [], {"imported", "n9 was left out: too old"}),
+        ],
+        ids=["profile", "unbound", "running", "interrupted", "notes"],
+    )  # fmt: skip
+    def test_what_the_run_lacks_is_told(
+        self, opened: Open, old: RunDirectory, changes: dict[str, Any], records: Sequence[AnyRecord], told: set[str]
+    ) -> None:
+        before = self.judged(opened, old).conclude(interrupted=False, spoiled=()).notes
+        old.verdicts_json.unlink(missing_ok=True)
+        old.note(**changes)
+        old.append_records(records)
         notes = self.judged(opened, old).conclude(interrupted=False, spoiled=()).notes
-        assert {f"rank 0 on n1 and 1 more: {refused}", f"rank 1 on n1: {absent}"} < {*notes}
+        assert {*notes} - {*before} == told
+        assert notes[0] == f"judged from {old.path} without a new measurement"
 
     def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(
         self, opened: Open, old: RunDirectory
@@ -151,18 +170,6 @@ class TestJudging:
         with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is not a baseline.json: it has no schema"):
             begin()
         RunLock.acquire(old.path).release()  # which nobody holds
-
-    @pytest.mark.parametrize("status", ["running", "interrupted"])
-    def test_a_session_that_did_not_end_regularly_is_told_though_all_was_measured(
-        self, opened: Open, old: RunDirectory, status: str
-    ) -> None:
-        old.write_json(old.run_json, with_fields(old.read_run(), status=status))
-        judgement = self.judged(opened, old).conclude(interrupted=False, spoiled=())
-        assert judgement.notes[1] == f"run.json says {status}: its session did not end regularly, or still runs"
-
-    def test_notes_of_the_old_run_are_kept(self, opened: Open, tmp_path: Path) -> None:
-        session = self.judged(opened, RunDirectory(measured_run(tmp_path / "imported")))
-        assert session.conclude(interrupted=False, spoiled=()).notes[1:] == ("imported",)
 
 
 def test_gpus_that_took_no_part_are_not_accepted(

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import BadInput, OptionError, SkuError
+from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.session import open as opening
@@ -45,6 +46,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"checked.yaml": WITH_CHECK, "80gib.yaml": WITH_CHECK.replace("'^G$'", "'^G$', memory_gib: 80")}
     for name, text in texts.items():
         Path(name).write_text(text, encoding="utf-8")
+    Path("hosts").write_text("n1 slots=3\nn2 slots=3\n", encoding="utf-8")
     for sku in ("cpu", "gpu", "h100"):
         measured_run(Path(f"of-{sku}"), sku)
 
@@ -59,6 +61,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([], {}, {"gpu_sku": "gpu", "collect_only": True}, ("gpu", _of(None))),
         ([], {}, {"gpu_sku": "gpu", "collect_only": True, "ddp_gpus_per_node": "8"}, ("gpu", _of(8))),
         ([], {}, {"gpu_sku": "gpu", "collect_only": True, "ddp_world_sizes": "1024"}, ("gpu", _of(None))),
+        (
+            [], {}, {"gpu_sku": "gpu", "ddp_hosts": "@hosts"},
+            ("gpu", Machine(Cluster(2, ("n1", "n2"), "ssh", is_elsewhere=True, slots=3), 6)),
+        ),
         # A node without GPUs is never judged as a CPU.
         ([], {}, {"gpu_sku": "auto"}, NONE_VISIBLE),
         ([], {}, {"gpu_sku": "auto", "collect_only": True}, NONE_VISIBLE),
