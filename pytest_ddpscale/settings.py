@@ -422,7 +422,9 @@ def settings_from(
     values = {attribute: one.read(OPTIONS[attribute]) for attribute, one in given.items() if one.text}
     settings = Settings(**values, sku_was_given=bool(given["gpu_sku"].text))
     _refuse_conflicts(settings, given)
-    return _with_notes_of_ini(settings, ini)
+    # Notes of the ini file, such as a site's, stay beside typed ones with other keys.
+    there = _find(OPTIONS["note"], {}, ini, {}).read(OPTIONS["note"])
+    return replace(settings, note=tuple((dict(there) | dict(settings.note)).items()))
 
 
 def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str]) -> _Given:
@@ -446,16 +448,18 @@ def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
     serve measuring and judging runs alike.
     """
     typed = [name for name, one in given.items() if one.text and one.where.startswith("--")]
-    judge, rehearse, limit_s = given["judge"], given["rehearse"], settings.inactivity_limit_s
-    pairs = [("resume", "judge"), ("resume", "run_dir")]  # a resumed run is measured, in its own directory
-    pairs += [(name, "judge") for name in typed if OPTIONS[name].about == "measuring"]
-    for one, other in ((given[name], given[beside]) for name, beside in pairs):
+    limit_s = settings.inactivity_limit_s
+    measuring = (name for name in typed if OPTIONS[name].about == "measuring")
+    # A resumed run is measured, in its own directory.
+    for name, beside in (("resume", "judge"), ("resume", "run_dir"), *((name, "judge") for name in measuring)):
+        one, other = given[name], given[beside]
         if one.text and other.text:
-            which = ", which measures nothing" if other is judge else ""
+            which = ", which measures nothing" if beside == "judge" else ""
             found = f"found {one.text!r} together with {other.where}={other.text}{which}"
             raise OptionError(one.where, found, f"one of {one.where} and {other.where}")
-    if "rehearse" in typed and not judge.text:
-        raise OptionError(rehearse.where, "found without --ddp-judge", "--ddp-judge=RUN_DIR of a simulated run")
+    if "rehearse" in typed and not given["judge"].text:
+        where, expected = given["rehearse"].where, "--ddp-judge=RUN_DIR of a simulated run"
+        raise OptionError(where, "found without --ddp-judge", expected)
     for name in ("block_s", "warm_up_s"):
         if (getattr(settings, name) or 0.0) > limit_s / 2:
             expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
@@ -463,10 +467,3 @@ def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
     keys = [key for key, _ in settings.note]
     if double := [key for key in keys if keys.count(key) > 1]:
         raise OptionError(given["note"].where, f"found {double[0]} twice", "each key once")
-
-
-def _with_notes_of_ini(settings: Settings, ini: Mapping[str, str]) -> Settings:
-    """Notes of the ini file, such as a site's, stay beside typed ones with other keys."""
-    option = OPTIONS["note"]
-    there = _Given(ini.get(option.name, ""), f"ini option {option.name}").read(option)
-    return replace(settings, note=tuple((dict(there) | dict(settings.note)).items()))
