@@ -16,7 +16,6 @@ from uuid import uuid4
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError, WritingError
-from pytest_ddpscale.history.regression import Baseline
 from pytest_ddpscale.history.same_nodes import kept_baseline
 from pytest_ddpscale.judge.checks import device_notes, unfit_nodes
 from pytest_ddpscale.judge.judge import Decider
@@ -355,7 +354,7 @@ class EvidenceSource:
                 path = str(self.measured_run.path)
                 raise RunDirectoryError(path, "could not be read after measuring", "", "See the first error.")
             self._was_launched = True
-            with self._writing():
+            with self.writing():
                 if self.missing:
                     self.set_aside()
                 self._launch(self.plan_to_measure, listener)
@@ -474,12 +473,6 @@ class EvidenceSource:
         kept_baseline(self.measured_run)
         return evidence
 
-    def keep_baseline(self, baseline: Baseline) -> None:
-        """Save the baseline that a verdict used, beside the verdict."""
-        if self.run is not None and not self.writing_problem and not self.run.baseline_json.exists():
-            with self._writing():
-                self.run.write_json(self.run.baseline_json, baseline)
-
     def notes(self, verdicts: Sequence[Verdict]) -> Iterator[Why]:
         """Notes for the reader about how this was measured, and about ranks that no verdict names."""
         run, seen, thresholds = self.measured_run, self.evidence, self.subject.thresholds
@@ -510,7 +503,7 @@ class EvidenceSource:
             yield self._lock.note
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """Catch write errors: a full disk ends measuring but not the session, which judges what was measured."""
         try:
             yield

@@ -228,15 +228,17 @@ class AcceptanceSession:
         return worded(with_waiver(verdict, case, evidence, today()))
 
     def _baseline(self, evidence: Evidence) -> Baseline | None:
-        """The nodes' earlier results, saved beside the verdicts. Raises HistoryError."""
+        """The nodes' earlier results, saved once beside the verdicts that use them. Raises HistoryError."""
+        source, run = self.source, self.source.run
 
         def find_out() -> Baseline | None:
-            return baseline_of(self.source.measured_run, self.history_file, self.sku, evidence)
+            found = baseline_of(source.measured_run, self.history_file, self.sku, evidence)
+            if found is not None and run is not None and not (source.writing_problem or run.baseline_json.exists()):
+                with source.writing():
+                    run.write_json(run.baseline_json, found)
+            return found
 
-        baseline = evidence.once("baseline", find_out)
-        if baseline is not None:
-            self.source.keep_baseline(baseline)
-        return baseline
+        return evidence.once("baseline", find_out)
 
     def remember(self, judgement: Judgement) -> str:
         """Add a new run to the site's history. Returns why that failed; empty if it did not.
