@@ -33,9 +33,10 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import ACCEPTING, Judgement, Verdict
-from pytest_ddpscale.session import open as session_open
+from pytest_ddpscale.session import evidence as session_evidence
+from pytest_ddpscale.session.evidence import find_source
+from pytest_ddpscale.session.open import Site
 from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.simulate.cluster import open_cluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun
@@ -270,7 +271,7 @@ def _is_rate(metric: Metric) -> bool:
 def judged(run: Path) -> Judgement:
     """The verdicts on a run; it must have none in a file."""
     options = {"ddp_judge": str(run), "thresholds": str(packaged("thresholds.yaml"))}
-    session = AcceptanceSession(session_open.find_source(Site(settings_from(options, {}, {}), Path(), Path())))
+    session = AcceptanceSession(find_source(Site(settings_from(options, {}, {}), Path(), Path())))
     session.source.select(session.source.cases)
     return session.conclude(interrupted=False, spoiled=())
 
@@ -339,7 +340,7 @@ def tried(run: Path, folder: Path, is_wanted: Callable[[int], bool]) -> Iterator
 def main() -> int:
     """Judge all mutants and print the table. Returns 1 if any result is wrong."""
     # Half of the time otherwise, and no mutant changes them. Here, so that whoever imports this keeps its own.
-    session_open.load_thresholds = cache(load_thresholds)  # type: ignore[attr-defined]
+    session_evidence.load_thresholds = cache(load_thresholds)  # type: ignore[attr-defined]
     parser = argument_parser(__doc__)
     parser.add_argument("--run", type=Path, action="append", default=[], help="a run directory to be changed as well")
     parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth mutant")

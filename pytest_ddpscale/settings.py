@@ -9,6 +9,7 @@ Every pytest session imports this module, so a parser imports what it needs only
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -133,19 +134,27 @@ def one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-def count_up_to(most: int) -> Callable[[str], int]:
-    """Make a parser of a whole number from 1 to `most`."""
+def within(
+    read: Callable[[str], float], least: float, most: float, expected: str | None = None
+) -> Callable[[str], Any]:
+    """Make a parser of numbers from `least` to `most`; what `read` makes NaN is refused alike."""
 
-    def parse(text: str) -> int:
-        if not _is_count(text, most):
-            raise ValueError(f"a whole number from 1 to {most}")
-        return int(text)
+    def parse(text: str) -> float:
+        value = read(text)
+        if not least <= value <= most:
+            raise ValueError(expected or f"a whole number from {least} to {most}")
+        return value
 
     return parse
 
 
-def _is_count(text: str, most: int) -> bool:
-    return re.fullmatch("[0-9]{1,9}", text) is not None and 1 <= int(text) <= most
+def count_up_to(most: int) -> Callable[[str], int]:
+    """Make a parser of a whole number from 1 to `most`."""
+    return within(_whole, 1, most)
+
+
+def _whole(text: str) -> float:
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else math.nan
 
 
 def number_of_rounds(text: str) -> int:
@@ -169,10 +178,8 @@ def world_sizes(text: str) -> tuple[int, ...]:
     """World sizes, each once, in ascending order."""
     from pytest_ddpscale.plan.study import MOST_RANKS
 
-    parts = [part.strip() for part in text.split(",")]
-    if not all(_is_count(part, MOST_RANKS) for part in parts):
-        raise ValueError(f"world sizes such as 1,2,4, from 1 to {MOST_RANKS}")
-    return tuple(sorted({int(part) for part in parts}))
+    sizes = within(_whole, 1, MOST_RANKS, f"world sizes such as 1,2,4, from 1 to {MOST_RANKS}")
+    return tuple(sorted({sizes(part.strip()) for part in text.split(",")}))
 
 
 def duration_s(text: str) -> float:
@@ -194,39 +201,29 @@ def warm_up_s(text: str) -> float:
     return seconds
 
 
-def block_length_s(text: str) -> float:
-    """Length of a timed block, in seconds."""
-    seconds = duration_s(text)
-    if not SHORTEST_BLOCK_S <= seconds <= LONGEST_BLOCK_S:
-        raise ValueError(f"a time from {SHORTEST_BLOCK_S:g}s to {LONGEST_BLOCK_S:g}s")
-    return seconds
-
-
-def confidence_level(text: str) -> float:
-    """Confidence of the intervals."""
-    try:
-        confidence = float(text)
-    except ValueError:
-        raise ValueError("a number such as 0.95") from None
-    if not 0.5 <= confidence <= 0.9999:
-        raise ValueError("a number from 0.5 to 0.9999")
-    return confidence
-
-
 def share_between(least: float, most: float) -> Callable[[str], float]:
     """Make a parser of ``5%``, ``5 %`` or ``0.05``, which is 0.05."""
 
-    def parse(text: str) -> float:
+    def share(text: str) -> float:
         number = text.strip().removesuffix("%")
         try:
-            share = float(number.replace("_", "?")) / (100 if number != text.strip() else 1)
+            return float(number.replace("_", "?")) / (100 if number != text.strip() else 1) + 0.0  # no -0
         except ValueError:
-            share = float("nan")
-        if not least <= share <= most:
-            raise ValueError(f"a share such as 5% or 0.05, from {100 * least:g}% to {100 * most:g}%")
-        return abs(share)  # no -0
+            return math.nan
 
-    return parse
+    return within(share, least, most, f"a share such as 5% or 0.05, from {100 * least:g}% to {100 * most:g}%")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a number such as 0.95") from None
+
+
+_OF_BLOCKS = f"a time from {SHORTEST_BLOCK_S:g}s to {LONGEST_BLOCK_S:g}s"
+block_length_s = within(duration_s, SHORTEST_BLOCK_S, LONGEST_BLOCK_S, _OF_BLOCKS)
+confidence_level = within(_number, 0.5, 0.9999, "a number from 0.5 to 0.9999")
 
 
 def arguments_of_srun(text: str) -> tuple[str, ...]:
@@ -275,17 +272,13 @@ def on_or_off(text: str) -> bool:
 
 def _option(
     flag: str, metavar: str | None, parse: Callable[[str], Any], about: About, explanation: str,
-    default: str | None = None, alone: str = "", repeats: bool = False, in_environment: bool = False,
+    default: str | None = None, **more: Any,
 ) -> Any:  # fmt: skip
-    """Declare a field of `Settings` as an option; its value is None if not given and without default."""
-    option = Option(flag, metavar, parse, default or "", explanation, about, alone, repeats, in_environment)
-    value = () if repeats else None if default is None else parse(default)
+    """Declare a field of `Settings` as an option; a switch is off, else its value is None if not given and without
+    default."""
+    option = Option(flag, metavar, parse, default or "", explanation, about, **more)
+    value = () if option.repeats else False if metavar is None else None if default is None else parse(default)
     return field(default=value, metadata={"option": option})
-
-
-def _switch(flag: str, about: About, explanation: str) -> Any:
-    """Declare a field of `Settings` as a switch, off by default."""
-    return field(default=False, metadata={"option": Option(flag, None, on_or_off, "", explanation, about)})
 
 
 # fmt: off
@@ -302,7 +295,7 @@ class Settings:
         "directory for measurements, verdicts and reports; default: ddpscale-runs/<UTC time>-<sku>")
     judge: Path | None = _option("--ddp-judge", "RUN_DIR", path, "one run",
         "judge an earlier run's measurements; measure nothing")
-    rehearse: bool = _switch("--ddp-rehearse", "one run",
+    rehearse: bool = _option("--ddp-rehearse", None, on_or_off, "one run",
         "with --ddp-judge of a simulated run: exit as if its machine had been measured; it is never accepted")
     resume: Path | None = _option("--ddp-resume", "RUN_DIR", path, "one run",
         "continue an interrupted run: measure only what is missing")
@@ -351,9 +344,9 @@ class Settings:
     profile_steps: int | None = _option("--ddp-profile", "N", number_of_profiled_steps, "measuring",
         "profile N steps of each arm with torch.profiler after a study's timed rounds, each study in a fresh gang; 5 "
         "if N is omitted", alone="5")
-    nvtx: bool = _switch("--ddp-nvtx", "measuring",
+    nvtx: bool = _option("--ddp-nvtx", None, on_or_off, "measuring",
         "add NVTX ranges for nsys around every step, forward, backward and optimizer, in timed rounds too")
-    allow_incomplete: bool = _switch("--ddp-allow-incomplete", "judging",
+    allow_incomplete: bool = _option("--ddp-allow-incomplete", None, on_or_off, "judging",
         "exit 0 even if a selected requirement was not measured")
     note: tuple[tuple[str, str], ...] = _option("--ddp-note", "KEY=VALUE", note_of_run, "one run",
         "note for the report, repeatable: operator=NAME (who measures, resumes or judges the run), site=PLACE, "
@@ -429,7 +422,9 @@ def settings_from(
     values = {attribute: one.read(OPTIONS[attribute]) for attribute, one in given.items() if one.text}
     settings = Settings(**values, sku_was_given=bool(given["gpu_sku"].text))
     _refuse_conflicts(settings, given)
-    return _with_notes_of_ini(settings, ini)
+    # Notes of the ini file, such as a site's, stay beside typed ones with other keys.
+    there = _find(OPTIONS["note"], {}, ini, {}).read(OPTIONS["note"])
+    return replace(settings, note=tuple((dict(there) | dict(settings.note)).items()))
 
 
 def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str]) -> _Given:
@@ -453,16 +448,18 @@ def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
     serve measuring and judging runs alike.
     """
     typed = [name for name, one in given.items() if one.text and one.where.startswith("--")]
-    judge, rehearse, limit_s = given["judge"], given["rehearse"], settings.inactivity_limit_s
-    pairs = [("resume", "judge"), ("resume", "run_dir")]  # a resumed run is measured, in its own directory
-    pairs += [(name, "judge") for name in typed if OPTIONS[name].about == "measuring"]
-    for one, other in ((given[name], given[beside]) for name, beside in pairs):
+    limit_s = settings.inactivity_limit_s
+    measuring = (name for name in typed if OPTIONS[name].about == "measuring")
+    # A resumed run is measured, in its own directory.
+    for name, beside in (("resume", "judge"), ("resume", "run_dir"), *((name, "judge") for name in measuring)):
+        one, other = given[name], given[beside]
         if one.text and other.text:
-            which = ", which measures nothing" if other is judge else ""
+            which = ", which measures nothing" if beside == "judge" else ""
             found = f"found {one.text!r} together with {other.where}={other.text}{which}"
             raise OptionError(one.where, found, f"one of {one.where} and {other.where}")
-    if "rehearse" in typed and not judge.text:
-        raise OptionError(rehearse.where, "found without --ddp-judge", "--ddp-judge=RUN_DIR of a simulated run")
+    if "rehearse" in typed and not given["judge"].text:
+        where, expected = given["rehearse"].where, "--ddp-judge=RUN_DIR of a simulated run"
+        raise OptionError(where, "found without --ddp-judge", expected)
     for name in ("block_s", "warm_up_s"):
         if (getattr(settings, name) or 0.0) > limit_s / 2:
             expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
@@ -470,10 +467,3 @@ def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
     keys = [key for key, _ in settings.note]
     if double := [key for key in keys if keys.count(key) > 1]:
         raise OptionError(given["note"].where, f"found {double[0]} twice", "each key once")
-
-
-def _with_notes_of_ini(settings: Settings, ini: Mapping[str, str]) -> Settings:
-    """Notes of the ini file, such as a site's, stay beside typed ones with other keys."""
-    option = OPTIONS["note"]
-    there = _Given(ini.get(option.name, ""), f"ini option {option.name}").read(option)
-    return replace(settings, note=tuple((dict(there) | dict(settings.note)).items()))

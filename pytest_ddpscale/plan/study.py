@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -245,6 +245,18 @@ class Plan:
             probes=self.probes or other.probes,
             training_runs=(*self.training_runs, *other.training_runs),
         )
+
+    def part(self, ids: Collection[str]) -> Plan:
+        """The plan of some of its studies, for the same ranks."""
+
+        def has(one: Any) -> bool:
+            return one is not None and one.id in ids
+
+        return replace(
+            self, studies=tuple(filter(has, self.studies)), training_runs=tuple(filter(has, self.training_runs)),
+            pairs=self.pairs if has(self.pairs) else None, probes=self.probes if has(self.probes) else None,
+            ranks_per_node=self.layout.ranks_per_node,
+        )  # fmt: skip
 
     @property
     def study_ids(self) -> tuple[str, ...]:

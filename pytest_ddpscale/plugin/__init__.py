@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,12 +26,9 @@ from pytest_ddpscale.plugin.active import (
 )
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.plugin.other_plugins import lift_time_limit, refuse_marks, refuse_options
-from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
+from pytest_ddpscale.plugin.selection import case_of, is_empty, marked_metrics, uses
 from pytest_ddpscale.settings import OPTIONS, REMOVED_OPTIONS, settings_from
 from pytest_ddpscale.util.packaged import refuse_archive
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.thresholds.cases import AnyCase
 
 ACCEPTANCE = "acceptance"
 _REFUSED = "ddpscale_refusal"  # key under which an xdist worker leaves its error
@@ -88,24 +85,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Generate one item per requirement of the marked metrics."""
     told = metafunc.config.stash[TOLD]
-    if not asks_for_requirement(metafunc.definition) or told.refusal:
+    if not uses(metafunc.definition, "requirement") or told.refusal:
         return
+    from pytest_ddpscale.thresholds.cases import nightly_uniformity
+
     try:
         metrics = marked_metrics(metafunc.definition)
         every = source_of(metafunc.config).cases
         cases = [case for case in every if case.requirement.metric in metrics]
-        nightly = _nightly(every)
+        nightly = nightly_uniformity(every)
     except pytest.UsageError as error:
         # If raised here, pytest would print a traceback for each test module.
         told.refusal, cases, nightly = error, [], []
     parameters = [pytest.param(case, marks=pytest.mark.node_health if case in nightly else ()) for case in cases]
     metafunc.parametrize("requirement", parameters, ids=[case.name for case in cases], indirect=True)
-
-
-def _nightly(cases: Sequence[AnyCase]) -> Sequence[AnyCase]:
-    from pytest_ddpscale.thresholds.cases import nightly_uniformity
-
-    return nightly_uniformity(cases)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -141,11 +134,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect world sizes that --ddp-world-sizes excludes."""
     if refusal := config.stash[TOLD].refusal:
         items.clear()
-        _refuse(config, refusal)
+        if not hasattr(config, "workeroutput"):
+            raise refusal
+        config.workeroutput[_REFUSED] = str(refusal)
     wanted = config.stash[SETTINGS].world_sizes
     if wanted is None:
         return
-    unwanted = [item for item in items if (case := case_of(item)) and not _is_of_a_size(case, wanted)]
+    unsized = ("check", "node")  # requirements on nodes have no world size
+    cases = [(item, case) for item in items if (case := case_of(item))]
+    sized = [(item, case) for item, case in cases if case.requirement.definition.subject not in unsized]
+    unwanted = [item for item, case in sized if case.world_size not in wanted]
     if unwanted:
         config.hook.pytest_deselected(items=unwanted)
         items[:] = [item for item in items if item not in unwanted]
@@ -255,10 +253,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = concluded  # no other plugin forgives a machine, or a session in which nothing ran
         keep_json_report(config, source.run.path)
+        # Another plugin (pytest-rich) has removed pytest's reporter, and with it its hooks.
         if not (config.pluginmanager.hasplugin("terminalreporter") or config.pluginmanager.is_blocked("terminal")):
-            from pytest_ddpscale.plugin.console import print_unreported
+            from pytest_ddpscale.plugin.console import print_summary
 
-            print_unreported(config)
+            if judgement := config.stash[TOLD].judgement:
+                print_summary(pytest.TerminalReporter(config, sys.stdout), config, judgement)
     finally:
         source.release()
     return result
@@ -293,18 +293,6 @@ def pytest_testnodedown(node: Any) -> None:
     """Take over an xdist worker's error, which would be an internal error if raised there."""
     if message := getattr(node, "workeroutput", {}).get(_REFUSED):
         node.config.stash[TOLD].workers_refusal = message
-
-
-def _is_of_a_size(case: AnyCase, wanted: Sequence[int]) -> bool:
-    """Whether a requirement has one of these world sizes, or is about nodes and has none."""
-    return case.requirement.definition.subject in ("check", "node") or case.world_size in wanted
-
-
-def _refuse(config: pytest.Config, error: pytest.UsageError) -> None:
-    worker_output = getattr(config, "workeroutput", None)
-    if worker_output is None:
-        raise error
-    worker_output[_REFUSED] = str(error)
 
 
 def _refuse_if_nothing_was_asked(config: pytest.Config) -> None:

@@ -15,8 +15,8 @@ from pytest_ddpscale.settings import Settings
 if TYPE_CHECKING:
     from pytest_ddpscale.run.run_json import RunRecord
     from pytest_ddpscale.run.verdicts import Blocker, Judgement
+    from pytest_ddpscale.session.evidence import EvidenceSource
     from pytest_ddpscale.session.session import AcceptanceSession
-    from pytest_ddpscale.session.sources import EvidenceSource
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 SOURCE: pytest.StashKey[EvidenceSource] = pytest.StashKey()
@@ -52,8 +52,8 @@ def source_of(config: pytest.Config) -> EvidenceSource:
     if SOURCE not in config.stash:
         from pytest_ddpscale.plugin.other_plugins import refuse_options
         from pytest_ddpscale.plugin.selection import asked_again, paths_again
-        from pytest_ddpscale.session.open import find_source
-        from pytest_ddpscale.session.sources import Site
+        from pytest_ddpscale.session.evidence import find_source
+        from pytest_ddpscale.session.open import Site
         from pytest_ddpscale.settings import refuse_unread_variables
 
         refuse_options(config)

@@ -107,12 +107,9 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
         if shown[blocker.name]:
             shown[blocker.name] -= 1
             continue
-        name = f"ddpscale::{blocker.name}"
         text = f"not accepted: {blocker.reason}"
         properties = verdict_properties(verdicts[blocker.name]) if blocker.kind == "requirement" else []
-        where = ("ddpscale", None, blocker.name)
-        report = pytest.TestReport(name, where, {}, "failed", text, "call", user_properties=properties)
-        setattr(report, JUDGED_BY_US, True)
+        report = _own_report(blocker.name, text, properties)
         if judgement.rehearsed:
             report.outcome, report.wasxfail = "skipped", f"rehearsal: {text}"
         log(report=report)
@@ -131,16 +128,21 @@ def _count_verdicts(session: pytest.Session, judgement: Judgement) -> None:
         if one_line(verdict.id) in shown:
             continue
         kind = "failed" if judgement.is_blocked_by(verdict) else "passed" if verdict.passed else "xfailed"
-        where = ("ddpscale", None, verdict.id)
-        report = pytest.TestReport(f"ddpscale::{verdict.id}", where, {}, "failed", verdict.reason, "call")
-        setattr(report, JUDGED_BY_US, True)
-        terminal.stats.setdefault(kind, []).append(report)
+        terminal.stats.setdefault(kind, []).append(_own_report(verdict.id, verdict.reason))
+
+
+def _own_report(name: str, text: str, properties: Any = ()) -> pytest.TestReport:
+    """A report of a failure that no item has shown."""
+    where = ("ddpscale", None, name)
+    report = pytest.TestReport(f"ddpscale::{name}", where, {}, "failed", text, "call", user_properties=properties)
+    setattr(report, JUDGED_BY_US, True)
+    return report
 
 
 def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stopped: str) -> list[str]:
     """Judge the remaining requirements and write the reports. Returns errors."""
-    assert acceptance.run is not None
     source = acceptance.source
+    assert source.run is not None
     closing = [source.writing_problem] if source.writing_problem else []
     try:
         source.close("interrupted" if interrupted else "finished")
@@ -155,6 +157,6 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stop
     except BadInput as error:
         return [*closing, str(error)]
     told.judgement, told.record = judgement, record
-    problems = closing + write_reports(acceptance.run, judgement, record, evidence)
-    told.forgotten = source.remember(judgement, acceptance.history_file)
+    problems = closing + write_reports(source.run, judgement, record, evidence)
+    told.forgotten = acceptance.remember(judgement)
     return problems

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -85,13 +84,6 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
         reporter.write_line(problem, red=True)
     if config.stash[TOLD].forgotten:
         reporter.write_line(config.stash[TOLD].forgotten, yellow=True)
-
-
-def print_unreported(config: pytest.Config) -> None:
-    """Print the summary where another plugin (pytest-rich) has removed pytest's reporter, and with it its hooks."""
-    judgement = config.stash[TOLD].judgement
-    if judgement is not None:
-        print_summary(pytest.TerminalReporter(config, sys.stdout), config, judgement)
 
 
 @contextmanager

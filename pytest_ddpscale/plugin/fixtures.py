@@ -14,8 +14,8 @@ from pytest_ddpscale.util.printable import shell_line
 if TYPE_CHECKING:
     from pytest_ddpscale.run.record_lines import Listener
     from pytest_ddpscale.run.verdicts import Verdict
+    from pytest_ddpscale.session.evidence import EvidenceSource
     from pytest_ddpscale.session.session import AcceptanceSession
-    from pytest_ddpscale.session.sources import EvidenceSource
     from pytest_ddpscale.thresholds.cases import AnyCase
 
 
@@ -38,8 +38,9 @@ class Run:
     @property
     def directory(self) -> Path:
         """The run directory."""
-        assert self.session.run is not None  # opened before the first test
-        return self.session.run.path
+        run = self.session.source.run
+        assert run is not None  # opened before the first test
+        return run.path
 
     def samples(self, metric: str, workload: str, world_size: int) -> list[float]:
         """Per-round values of a metric, in its unit, for a test of your own.

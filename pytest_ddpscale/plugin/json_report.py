@@ -18,7 +18,7 @@ from pytest_ddpscale.plugin.selection import case_of
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.verdicts import Verdict
-    from pytest_ddpscale.session.sources import EvidenceSource
+    from pytest_ddpscale.session.evidence import EvidenceSource
 
 JSON_REPORT = "pytest-report.json"
 

@@ -19,11 +19,6 @@ def case_of(item: pytest.Item) -> AnyCase | None:
     return case if hasattr(case, "requirement") else None
 
 
-def asks_for_requirement(item: pytest.Item) -> bool:
-    """Whether a test uses this plugin's `requirement` fixture."""
-    return uses(item, "requirement")
-
-
 def uses(item: pytest.Item, fixture: str) -> bool:
     """Whether a test uses this plugin's fixture of that name, not one of its own project."""
     info: Any = getattr(item, "_fixtureinfo", None)
@@ -57,11 +52,10 @@ def marked_metrics(definition: pytest.Function) -> set[str]:
 
 def is_empty(item: pytest.Item | pytest.Collector) -> bool:
     """Whether pytest made this item for a metric without requirements."""
-    if not isinstance(item, pytest.Item):
+    params = getattr(getattr(item, "callspec", None), "params", ())
+    if not isinstance(item, pytest.Item) or "requirement" not in params:
         return False
-    callspec = getattr(item, "callspec", None)
-    parametrized = callspec is not None and "requirement" in callspec.params and asks_for_requirement(item)
-    return parametrized and case_of(item) is None
+    return uses(item, "requirement") and case_of(item) is None
 
 
 def asked_again(config: pytest.Config) -> dict[str, str]:

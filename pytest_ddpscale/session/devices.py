@@ -1,4 +1,4 @@
-"""GPU model and devices, of an earlier run or of this machine, checked against the options."""
+"""GPUs of this machine, and how many ranks fit a node."""
 
 from __future__ import annotations
 
@@ -14,19 +14,11 @@ from pytest_ddpscale.node.survey import GpusHere, survey_command, survey_from, u
 from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.settings import AUTO, Settings
+from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 
 # `nvidia-smi` takes up to ten seconds on eight GPUs without persistence mode.
 DRIVER_LIMIT_S = 60.0
-
-
-def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> bool:
-    """Whether NVML is not needed, so that a broken driver does not prevent planning or CPU runs."""
-    if asked == AUTO:
-        return False
-    sku = thresholds.thresholds.skus[thresholds.sku_name(asked)]
-    return collect_only or sku.detect.device == "cpu"
 
 
 def gpus_here(limit_s: float = DRIVER_LIMIT_S) -> GpusHere:
@@ -85,10 +77,8 @@ def _why_silent(gpu: SurveyedGpu) -> str:
 
 def without_lost_memory(here: GpusHere, thresholds: ThresholdsFile) -> GpusHere:
     """Without GPUs that have no memory by NVML while SKUs of their name have: these do not answer."""
-    known = [sku.detect for sku in thresholds.thresholds.skus.values() if sku.detect.memory_gib]
-    lost = [
-        gpu for gpu in here.gpus if gpu.memory_bytes is None if any(is_named(gpu.name, one.name or "") for one in known)
-    ]
+    names = [one.detect.name or "" for one in thresholds.thresholds.skus.values() if one.detect.memory_gib]
+    lost = [gpu for gpu in here.gpus if gpu.memory_bytes is None and any(is_named(gpu.name, one) for one in names)]
     why = "nvmlDeviceGetMemoryInfo fails (Not Supported)"
     silent = [*here.silent, *(_silence(gpu, platform.node(), why) for gpu in lost)]
     return replace(here, gpus=[gpu for gpu in here.gpus if gpu not in lost], silent=silent)
@@ -102,9 +92,7 @@ def _silence(gpu: SurveyedGpu, host: str, why: str) -> SkuError:
 
 def gpus_asked(settings: Settings, cluster: Cluster) -> int:
     """How many GPUs per node the user's options require; 0 if they do not say."""
-    if settings.gpus_per_node is not None:
-        return settings.gpus_per_node
-    return -(-max(settings.world_sizes or (0,)) // cluster.nodes)
+    return settings.gpus_per_node or -(-max(settings.world_sizes or (0,)) // cluster.nodes)
 
 
 def devices_per_node(
@@ -115,30 +103,27 @@ def devices_per_node(
     Raises:
         OptionError: more ranks are requested than fit, or the number is not given for other machines.
     """
-    if cluster.is_elsewhere and settings.gpus_per_node is None and not collect_only:
+    asked, present = settings.gpus_per_node, gpus
+    if cluster.is_elsewhere and asked is None and not collect_only:
         raise OptionError(
             "--ddp-gpus-per-node", "not given, and GPUs of other machines cannot be counted from here",
             "the number of GPUs on each node (on CPU: of ranks)",
         )  # fmt: skip
     if cluster.is_elsewhere or (kind == "cuda" and gpus == 0 and collect_only):
-        present: int | None = settings.gpus_per_node
-    elif kind == "cuda":
-        present = gpus
-    else:
-        present = settings.gpus_per_node or len(os.sched_getaffinity(0))
-    if present is None:
-        return None
-    what = "GPUs are visible" if kind == "cuda" else "CPU cores can be used"
-    if settings.gpus_per_node is not None and settings.gpus_per_node > present:
-        raise OptionError(
-            "--ddp-gpus-per-node", f"found {settings.gpus_per_node}, but {present} {what}", f"at most {present}"
-        )
-    usable = settings.gpus_per_node or present
-    too_large = [size for size in settings.world_sizes or () if size > usable * cluster.nodes]
-    if too_large and cluster.nodes > 1:
-        found = f"found {too_large[-1]}, but {cluster.nodes} nodes have room for {usable} ranks each"
-        raise OptionError("--ddp-world-sizes", found, f"at most {usable * cluster.nodes}")
-    if too_large:
-        hint = f"On CPU, --ddp-gpus-per-node={too_large[-1]} lets ranks share cores." if kind == "cpu" else ""
-        raise OptionError("--ddp-world-sizes", f"found {too_large[-1]}, but {usable} {what}", f"at most {usable}", hint)
+        if asked is None:
+            return None
+        present = asked
+    elif kind == "cpu":
+        present = asked or len(os.sched_getaffinity(0))
+    usable, largest = asked or present, max(settings.world_sizes or (0,))
+    what, most = "GPUs are visible" if kind == "cuda" else "CPU cores can be used", usable * cluster.nodes
+    if usable > present:
+        raise OptionError("--ddp-gpus-per-node", f"found {usable}, but {present} {what}", f"at most {present}")
+    found, hint = f"found {largest}, but {usable} {what}", ""
+    if cluster.nodes > 1:
+        found = f"found {largest}, but {cluster.nodes} nodes have room for {usable} ranks each"
+    elif kind == "cpu":
+        hint = f"On CPU, --ddp-gpus-per-node={largest} lets ranks share cores."
+    if largest > most:
+        raise OptionError("--ddp-world-sizes", found, f"at most {most}", hint)
     return usable

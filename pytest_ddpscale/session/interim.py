@@ -15,7 +15,7 @@ from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_json import now_iso
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.session.sources import EvidenceSource
+from pytest_ddpscale.session.evidence import EvidenceSource
 
 # The judgement of evidence if the run ended now, why a study has no end yet, and the judgement's reason.
 SoFar = Callable[[Evidence, str, str], Judgement]
@@ -44,13 +44,12 @@ class Interim:
 
     def begin(self) -> None:
         """Write the page of the plan, before anything is started."""
-        source = self._source
-        if source.plan_to_measure is None or not source.plan_to_measure.study_ids:
+        source, plan = self._source, self._source.plan_to_measure
+        if plan is None or not plan.study_ids:
             return
         self._progress = Progress(
-            source.plan_to_measure, now=self._now, samples_per_s=source.expected_samples_per_s,
-            budget_s=source.subject.settings.budget_s,
-        )  # fmt: skip
+            plan, now=self._now, samples_per_s=source.expected_samples_per_s, budget_s=source.subject.settings.budget_s
+        )
         nothing, why = source.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
         with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
             self._render(self._so_far(nothing, why, why), nothing)
@@ -72,46 +71,43 @@ class Interim:
             self._progress(record)
             if self._page and self._now() >= self._next_progress_s:
                 with suppress(OSError):
-                    self._put_progress()
+                    self._put_progress(self._progress)
         if isinstance(record, Interrupted):
             self.interruption = f"interrupted at {now_iso()}: {say(record.message)}"
             self._write(self.interruption, is_last=True)
         elif isinstance(record, StudyEnd) and record.reason != "interrupted" and self._now() >= self._next_judging_s:
+            began_s = self._now()
             self._write(f"measuring was still running when this was written at {now_iso()}")
+            ended_s = self._now()
+            self._next_judging_s = ended_s + (ended_s - began_s) / _LARGEST_SHARE
 
     def _write(self, why: str, *, is_last: bool = False) -> None:
-        began_s = self._now()
-        with suppress(BadInput, OSError):  # as above
-            self._judge_and_write(why, is_last)
-        ended_s = self._now()
-        self._next_judging_s = ended_s + (ended_s - began_s) / _LARGEST_SHARE
-
-    def _judge_and_write(self, why: str, is_last: bool) -> None:
+        """Judge what was measured and write its reports."""
         from pytest_ddpscale.report.files import write_reports
 
         run = self._source.measured_run
-        evidence = read_evidence(run, why, goes_on=True)
-        studies = evidence.plan.study_ids
-        ended = ends_of(run.read_records()).keys() & set(studies)
-        done = f"{len(ended)} of {len(studies)} studies had ended; --ddp-resume={run.path} measures the others"
-        judgement = self._so_far(evidence, why, f"{why}; {done}")
-        write_reports(run, judgement, run.read_run(), evidence, is_final=is_last)
-        if not is_last and self._progress is not None:
-            self._render(judgement, evidence)
+        with suppress(BadInput, OSError):  # as above
+            evidence = read_evidence(run, why, goes_on=True)
+            studies = evidence.plan.study_ids
+            ended = ends_of(run.read_records()).keys() & set(studies)
+            done = f"{len(ended)} of {len(studies)} studies had ended; --ddp-resume={run.path} measures the others"
+            judgement = self._so_far(evidence, why, f"{why}; {done}")
+            write_reports(run, judgement, run.read_run(), evidence, is_final=is_last)
+            if not is_last:
+                self._render(judgement, evidence)
 
     def _render(self, judgement: Judgement, evidence: Evidence) -> None:
         """Render and write the page of the latest judgement. Raises BadInput, OSError."""
         from pytest_ddpscale.report.files import live_page
 
-        self._page = live_page(judgement, self._source.measured_run.read_run(), evidence)
-        self._put_progress()
+        if self._progress is not None:
+            self._page = live_page(judgement, self._source.measured_run.read_run(), evidence)
+            self._put_progress(self._progress)
 
-    def _put_progress(self) -> None:
+    def _put_progress(self, progress: Progress) -> None:
         from pytest_ddpscale.report.files import write_live_page
 
-        assert self._progress is not None
         began_s = self._now()
         self._next_progress_s = began_s + REFRESH_S  # also if the disk is full
-        run = self._source.measured_run
-        write_live_page(run, self._page, self._progress.section(now_iso()))
+        write_live_page(self._source.measured_run, self._page, progress.section(now_iso()))
         self._next_progress_s = began_s + max(REFRESH_S, (self._now() - began_s) / LARGEST_SHARE_OF_PROGRESS)

@@ -1,147 +1,166 @@
-"""Opens a session: finds thresholds, GPU model and nodes."""
+"""What a session is about: its thresholds, the GPU model, and the nodes with their devices."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from pytest_ddpscale.errors import SkuError, ThresholdsError
 from pytest_ddpscale.launch.launcher import Cluster, launcher_for
 from pytest_ddpscale.node.survey import GpusHere, refuse_missing_torch
-from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
-from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_here, needs_no_gpu, without_lost_memory
-from pytest_ddpscale.session.measure import MeasureSource
-from pytest_ddpscale.session.resume import ResumeSource, read_resumption
-from pytest_ddpscale.session.sources import EvidenceSource, JudgeSource, Machine, Site, Subject
+from pytest_ddpscale.run.table import Columns
+from pytest_ddpscale.run.verdicts import LoweredBound
+from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_here, without_lost_memory
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.matching import resolve_sku
+from pytest_ddpscale.thresholds.cases import device_type
+from pytest_ddpscale.thresholds.changes import altered_parts, weaker_bounds
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+from pytest_ddpscale.thresholds.model import Sku
+from pytest_ddpscale.util.masking import masked_arguments
 from pytest_ddpscale.util.packaged import packaged
 
 DEFAULT_NAME = "thresholds.yaml"
 USUAL_GPUS_PER_NODE = 8
+THIS_MACHINE = Cluster()
 
 
-def find_source(site: Site) -> EvidenceSource:
-    """Load thresholds, determine the SKU, and choose the source of evidence.
+@dataclass(frozen=True)
+class Site:
+    """Where the session runs, and its options.
 
-    Raises:
-        BadInput: thresholds, SKU, options, or the run to judge or resume are invalid.
+    Attributes:
+        collect_only: whether nothing is measured, so that no device is needed.
+        asked: command-line options about how to measure and judge, by flag; empty for a switch.
+        paths: test paths named on the command line.
     """
-    settings, sku = site.settings, site.settings.gpu_sku
-    if settings.judge is not None:
-        earlier = RunDirectory.open(settings.judge)
-        record, path = earlier.read_run(), thresholds_path(site)
-        by = (record.thresholds, *(one.thresholds for one in record.resumed))  # the latest session's, if it has one
-        used = None if settings.thresholds else next(filter(None, reversed(by)), None)
-        thresholds = load_thresholds(path) if used is None else load_unchanged(used, path)
-        subject = Subject(site, thresholds, measured_sku(thresholds, settings, earlier))
-        return JudgeSource(subject, earlier)
-    thresholds = load_thresholds(thresholds_path(site), of_earlier_run=settings.resume is not None)
-    if settings.resume is not None:
-        begun = RunDirectory.open(settings.resume)
-        if not begun.is_only_begun:
-            resumption = read_resumption(begun)
-            subject, machine = look(site, thresholds, measured_sku(thresholds, settings, begun))
-            return ResumeSource(subject, machine, resumption)
-        # Killed before it had a plan: measure a new run in its place.
-        sku = measured_sku(thresholds, settings, begun)
-        site = replace(site, settings=replace(settings, resume=None, run_dir=begun.path))
-    subject, machine = look(site, thresholds, sku, judges_none=True)
-    per_node = machine.per_node or _usual_devices(thresholds, subject.sku)
-    return MeasureSource(subject, machine, Layout(machine.cluster.nodes, per_node))
+
+    settings: Settings
+    rootdir: Path
+    invocation_dir: Path
+    argv: tuple[str, ...] = ()
+    collect_only: bool = False
+    asked: Mapping[str, str] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
 
 
-def measured_sku(thresholds: ThresholdsFile, settings: Settings, earlier: RunDirectory) -> str:
-    """The SKU of an earlier run, which is never judged by another SKU's thresholds.
+@dataclass(frozen=True)
+class Subject:
+    """The SKU to judge, by canonical name, and the thresholds to judge it by."""
 
-    Raises:
-        SkuError: the settings name another SKU, or the thresholds file does not have it.
-        RunDirectoryError: run.json is broken.
+    site: Site
+    thresholds: ThresholdsFile
+    sku: str
+
+    @property
+    def settings(self) -> Settings:
+        """The user's options."""
+        return self.site.settings
+
+    @property
+    def device_type(self) -> DeviceType:
+        """``cpu`` or ``cuda``."""
+        return device_type(self.thresholds.thresholds.skus[self.sku])
+
+    @property
+    def used(self) -> ThresholdsUsed:
+        """The thresholds file and those that it extends, the nearest first, with digests."""
+        extends = tuple(ThresholdsUsed(path, sha256) for path, sha256 in self.thresholds.extended)
+        return ThresholdsUsed(str(self.thresholds.path), self.thresholds.sha256, extends)
+
+    @cached_property
+    def lowered(self) -> tuple[LoweredBound, ...]:
+        """Bounds that the thresholds file lowers relative to the files it extends."""
+        found, sku = [], self.thresholds.thresholds.skus[self.sku]
+        for change in weaker_bounds(self.thresholds, self.sku):
+            if (was := change.was) is not None:
+                now = change.now
+                only_warns = now is not None and (was.severity, now.severity) == ("fail", "warn")
+                other = f", now {now.one_gpu_text}" if now is not None and now.one_gpu != was.one_gpu else ""
+                unit, bound = sku.unit_of(was), now.bound if now else None
+                found.append(LoweredBound(f"{was}{other}", was.metric, unit, was.bound, bound, only_warns))
+        return tuple(found)
+
+    @cached_property
+    def altered(self) -> tuple[str, ...]:
+        """Other parts of the SKU that differ from the files that the thresholds file extends."""
+        return altered_parts(self.thresholds, self.sku)
+
+    def command_again(self, machine: Machine) -> tuple[str, ...]:
+        """The command that measures the same again, from any directory or machine that reaches its nodes.
+
+        Its words are SKU, launcher, nodes, command-line options and paths, with secrets masked. Append `-k` with a
+        requirement's id to select one.
+        """
+        given, per_node, cluster = dict(self.site.asked), self.settings.gpus_per_node, machine.cluster
+        if cluster.launcher != THIS_MACHINE.launcher:  # name the nodes, which may be others where the command is typed
+            given = {"--ddp-launcher": cluster.launcher, "--ddp-nodes": str(cluster.nodes), **given}
+            per_node = per_node or machine.per_node
+        if per_node is not None:
+            given["--ddp-gpus-per-node"] = str(per_node)
+        options = [f"{flag}={value}" if value else flag for flag, value in given.items()]
+        command = ["pytest", f"--gpu-sku={self.sku}", *self._thresholds_option, *options, *self.site.paths]
+        return tuple(masked_arguments(command))
+
+    def calibrate_command(self, run: Path, *, is_simulated: bool) -> str:
+        """The command that computes bounds, which extend its thresholds, from a run, as one line for a shell.
+
+        Others may be added to the run; a simulated one has to be allowed.
+        """
+        allowed = ["--allow-simulated"] if is_simulated else []
+        return shlex.join(["ddpscale", "calibrate", str(run), *self._thresholds_option, *allowed])
+
+    @property
+    def _thresholds_option(self) -> list[str]:
+        return [] if self.settings.thresholds is None else [f"--thresholds={self.settings.thresholds}"]
+
+    def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
+        """Evidence of a run, planned or not, of which nothing was measured."""
+        return Evidence(plan or Plan(self.sku, self.device_type, ()), Columns(), {})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The nodes and devices to measure.
+
+    Attributes:
+        cluster: the nodes.
+        devices: GPUs (CPU: ranks) that may be used, on all nodes; None if unknown, as on a laptop that only plans.
+        gpus_asked: requested GPUs per node, if more than this node has.
+        silent: messages about GPUs that are missing here or do not answer.
+        lacks_gpus: whether no GPU answers here, so that the check of GPUs is all that can be judged; `devices` are then
+            those that should be there.
     """
-    measured = earlier.read_run().sku
-    if settings.gpu_sku == AUTO:
-        return thresholds.sku_name(measured, where=str(earlier.run_json))
-    asked = thresholds.sku_name(settings.gpu_sku)
-    if asked != thresholds.thresholds.canonical_name(measured):
-        raise SkuError(
-            "--gpu-sku", f"found {asked}, but {earlier.path} was measured on {measured}", measured,
-            f"Omit --gpu-sku, or use --gpu-sku={measured}.",
-        )  # fmt: skip
-    return asked
+
+    cluster: Cluster = THIS_MACHINE
+    devices: int | None = None
+    gpus_asked: int | None = None
+    silent: tuple[str, ...] = ()
+    lacks_gpus: bool = False
+
+    @property
+    def per_node(self) -> int | None:
+        """Devices of each node; None if unknown."""
+        return None if self.devices is None else self.devices // self.cluster.nodes
 
 
-def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool = False) -> tuple[Subject, Machine]:
-    """Determine the SKU and the devices to measure; `sku` is the requested name.
-
-    With `judges_none` a machine on which no GPU is left is a machine without them, if a check of its named SKU rejects
-    that; otherwise it is refused.
-
-    Raises:
-        BadInput: the machine cannot be measured, or not as the requested SKU.
-    """
-    settings = site.settings
-    cluster = launcher_for(settings, os.environ).cluster(plans_only=site.collect_only)
-    if cluster.slots is not None and settings.gpus_per_node is None:
-        settings = replace(settings, gpus_per_node=cluster.slots)
-        site = replace(site, settings=settings)
-    no_devices_here = site.collect_only or cluster.is_elsewhere
-    if sku == AUTO and cluster.is_elsewhere and not site.collect_only:
-        raise SkuError(
-            "--gpu-sku=auto", "cannot look at GPUs on other machines", "a model", "For example, use --gpu-sku=b200."
-        )
-    trains_here = not (no_devices_here or settings.container or settings.remote_python)
-    if trains_here:
-        refuse_missing_torch()
-    here = GpusHere() if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here()
-    here = without_lost_memory(here, thresholds)
-    gpus, silent = here.gpus, here.silent
-    are_gone = judges_none and sku != AUTO and not gpus and (bool(silent) or here.is_fault)
-    if are_gone and thresholds.thresholds.skus[thresholds.sku_name(sku)].checks.get("gpus") == "fail":
-        return _without_gpus(site, thresholds, thresholds.sku_name(sku), cluster, silent, here.why_none)
-    if silent and not gpus:
-        raise silent[0]
-    requires = not no_devices_here
-    sku = resolve_sku(thresholds, sku, gpus, requires, here.why_none)
-    checks_gpus = thresholds.thresholds.skus[sku].checks.get("gpus") == "fail"  # then missing GPUs get a verdict
-    if silent and not checks_gpus:
-        raise silent[0]
-    subject = Subject(site, thresholds, sku)
-    problems = [f"{error.where}: {error.found}" for error in silent]
-    asked, some_are_gone = gpus_asked(settings, cluster), False
-    if gpus and asked > len(gpus) and checks_gpus:
-        # A missing GPU is a fault of the node, with a verdict, not a mistake on the command line.
-        problems.append(f"{len(gpus)} GPUs are visible here, {asked} were requested")
-        settings, some_are_gone = replace(settings, gpus_per_node=None, world_sizes=None), True
-    per_node = devices_per_node(
-        settings, subject.device_type, len(gpus), collect_only=site.collect_only, cluster=cluster
-    )
-    if per_node is None and cluster.nodes > 1:  # planning only, but the plan needs a number of ranks per node
-        per_node = _usual_devices(thresholds, sku)
-    devices = None if per_node is None else per_node * cluster.nodes
-    return subject, Machine(cluster, devices, asked if some_are_gone else None, tuple(problems))
-
-
-def _without_gpus(
-    site: Site, thresholds: ThresholdsFile, sku: str, cluster: Cluster, silent: Sequence[SkuError], reason: str
-) -> tuple[Subject, Machine]:
-    """The machine with the GPUs that it should have, none of which is left: the check of GPUs names the node."""
-    problems = [f"{error.where}: {error.found}" for error in silent] or [reason]
-    per_node = gpus_asked(site.settings, cluster) or _usual_devices(thresholds, sku)
-    machine = Machine(cluster, per_node * cluster.nodes, None, tuple(problems), lacks_gpus=True)
-    return Subject(site, thresholds, sku), machine
-
-
-def _usual_devices(thresholds: ThresholdsFile, sku: str) -> int:
-    """Assumed number of GPUs of a node that cannot be inspected."""
-    node = thresholds.thresholds.skus[sku].node
-    return (node.gpus if node else None) or USUAL_GPUS_PER_NODE
+def thresholds_path(site: Site) -> Path:
+    """The requested file, else the one here or in the root directory, else the packaged one."""
+    if site.settings.thresholds is not None:
+        return site.settings.thresholds
+    here = [folder / DEFAULT_NAME for folder in (site.invocation_dir, site.rootdir)]
+    return next((path for path in here if path.is_file()), None) or packaged(DEFAULT_NAME)
 
 
 def load_unchanged(used: ThresholdsUsed, *copies: Path) -> ThresholdsFile:
@@ -168,9 +187,79 @@ def load_unchanged(used: ThresholdsUsed, *copies: Path) -> ThresholdsFile:
     )  # fmt: skip
 
 
-def thresholds_path(site: Site) -> Path:
-    """The requested file, else the one here or in the root directory, else the packaged one."""
-    if site.settings.thresholds is not None:
-        return site.settings.thresholds
-    here = [folder / DEFAULT_NAME for folder in (site.invocation_dir, site.rootdir)]
-    return next((path for path in here if path.is_file()), None) or packaged(DEFAULT_NAME)
+def measured_sku(thresholds: ThresholdsFile, settings: Settings, earlier: RunDirectory) -> str:
+    """The SKU of an earlier run, which is never judged by another SKU's thresholds.
+
+    Raises:
+        SkuError: the settings name another SKU, or the thresholds file does not have it.
+        RunDirectoryError: run.json is broken.
+    """
+    measured = earlier.read_run().sku
+    if settings.gpu_sku == AUTO:
+        return thresholds.sku_name(measured, where=str(earlier.run_json))
+    asked = thresholds.sku_name(settings.gpu_sku)
+    if asked != thresholds.thresholds.canonical_name(measured):
+        raise SkuError(
+            "--gpu-sku", f"found {asked}, but {earlier.path} was measured on {measured}", measured,
+            f"Omit --gpu-sku, or use --gpu-sku={measured}.",
+        )  # fmt: skip
+    return asked
+
+
+def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool = False) -> tuple[Subject, Machine]:
+    """Determine the SKU and the devices to measure; `sku` is the requested name.
+
+    With `judges_none` a machine on which no GPU is left is a machine without them, if a check of its named SKU rejects
+    that: it has the GPUs that it should have. Otherwise it is refused.
+
+    Raises:
+        BadInput: the machine cannot be measured, or not as the requested SKU.
+    """
+    settings, skus = site.settings, thresholds.thresholds.skus
+    cluster = launcher_for(settings, os.environ).cluster(plans_only=site.collect_only)
+    if cluster.slots is not None and settings.gpus_per_node is None:
+        settings = replace(settings, gpus_per_node=cluster.slots)
+        site = replace(site, settings=settings)
+    no_devices_here = site.collect_only or cluster.is_elsewhere
+    if sku == AUTO and cluster.is_elsewhere and not site.collect_only:
+        raise SkuError(
+            "--gpu-sku=auto", "cannot look at GPUs on other machines", "a model", "For example, use --gpu-sku=b200."
+        )
+    if not (no_devices_here or settings.container or settings.remote_python):
+        refuse_missing_torch()
+    named = "" if sku == AUTO else thresholds.sku_name(sku)
+    # A broken driver prevents neither planning nor runs on a CPU.
+    needs_gpu = not named or not (no_devices_here or skus[named].detect.device == "cpu")
+    here = without_lost_memory(gpus_here(), thresholds) if needs_gpu else GpusHere()
+    gpus, silent, asked = here.gpus, here.silent, gpus_asked(settings, cluster)
+    problems = [f"{error.where}: {error.found}" for error in silent]
+    if judges_none and named and not gpus and (silent or here.is_fault) and _checks_gpus(skus[named]):
+        expected = (asked or usual_devices(skus[named])) * cluster.nodes
+        machine = Machine(cluster, expected, silent=tuple(problems) or (here.why_none,), lacks_gpus=True)
+        return Subject(site, thresholds, named), machine
+    if silent and not gpus:
+        raise silent[0]
+    sku = resolve_sku(thresholds, sku, gpus, not no_devices_here, here.why_none)
+    subject, some_are_gone = Subject(site, thresholds, sku), 0 < len(gpus) < asked and _checks_gpus(skus[sku])
+    if silent and not _checks_gpus(skus[sku]):
+        raise silent[0]
+    if some_are_gone:  # a fault of the node, with a verdict, not a mistake on the command line
+        problems.append(f"{len(gpus)} GPUs are visible here, {asked} were requested")
+        settings = replace(settings, gpus_per_node=None, world_sizes=None)
+    per_node = devices_per_node(
+        settings, subject.device_type, len(gpus), collect_only=site.collect_only, cluster=cluster
+    )
+    if per_node is None and cluster.nodes > 1:  # planning only, but the plan needs a number of ranks per node
+        per_node = usual_devices(skus[sku])
+    devices = None if per_node is None else per_node * cluster.nodes
+    return subject, Machine(cluster, devices, asked if some_are_gone else None, tuple(problems))
+
+
+def _checks_gpus(sku: Sku) -> bool:
+    """Whether missing GPUs have a verdict."""
+    return sku.checks.get("gpus") == "fail"
+
+
+def usual_devices(sku: Sku) -> int:
+    """Assumed number of GPUs of a node that cannot be inspected."""
+    return (sku.node.gpus if sku.node else None) or USUAL_GPUS_PER_NODE

@@ -40,10 +40,8 @@ from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Ending, RunRecord
 from pytest_ddpscale.run.table import ArmRounds
-from pytest_ddpscale.session.measure import MeasureSource
-from pytest_ddpscale.session.open import look, thresholds_path
-from pytest_ddpscale.session.resume import ResumeSource, read_resumption, refuse_other_devices
-from pytest_ddpscale.session.sources import Machine, Site, Subject
+from pytest_ddpscale.session.evidence import EvidenceSource
+from pytest_ddpscale.session.open import Machine, Site, Subject, look, thresholds_path
 from pytest_ddpscale.settings import (
     AUTO,
     OF_ANY_RUN,
@@ -229,13 +227,13 @@ class Suite(ABC):
         """Rows and findings, from the run directory alone, because `ddpscale report` makes them again."""
 
 
-class SuiteSource(ResumeSource):
+class SuiteSource(EvidenceSource):
     """One measurement of a suite, new or resumed, by launchers and in a run directory like a session's."""
 
     def __init__(self, suite: Suite, nodes: SuiteNodes, arguments: argparse.Namespace) -> None:
-        plan = suite.plan(arguments, nodes)
-        MeasureSource.__init__(self, nodes.subject, nodes.machine, plan.layout)
-        self._suite, self._nodes, self._arguments, self._resumes = suite, nodes, arguments, nodes.settings.resume
+        plan, resume = suite.plan(arguments, nodes), nodes.settings.resume
+        super().__init__(nodes.subject, nodes.machine, plan.layout, RunDirectory.open(resume) if resume else None)
+        self._suite, self._nodes, self._arguments = suite, nodes, arguments
         self.plan = self.plan_to_measure = self._first = plan
 
     @property
@@ -249,25 +247,19 @@ class SuiteSource(ResumeSource):
 
     def _open(self) -> None:
         """Begin a run directory, or go on in that of --ddp-resume, which the same command has begun."""
-        first = self._first
-        if self._resumes is None:
-            MeasureSource._open(self)
+        first, run = self._first, self.earlier
+        if run is None:
+            super()._open()
             # Even if the run is killed, its reports can be made.
             said = {"suite": self._suite.name, "confidence": self.subject.settings.confidence}
             self.measured_run.write_json(self.measured_run.suite_json, said)
             return
-        run = RunDirectory.open(self._resumes)
-        refuse_other_devices(run, self.machine.devices, first)
-        self._resumption = read_resumption(run)
-        there = (*self._resumption.plan.timed, *self._resumption.plan.training_runs)
-        if not {*first.timed, *first.training_runs} <= {*there}:
+        self.refuse_other_devices(first)
+        begun = run.read_plan()
+        if not {*first.timed, *first.training_runs} <= {*begun.timed, *begun.training_runs}:
             expected = "the command and options that it was begun with"
             raise OptionError("--ddp-resume", f"{run.path} measures something else", expected)
         super()._open()
-
-    def _make_room(self) -> None:
-        if self._resumes is not None:
-            super()._make_room()
 
     def measure_and_report(self) -> int:
         """Measure the plan, then a further plan from its results, and report, also if it fails. Returns the exit code.

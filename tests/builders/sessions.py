@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_ddpscale.launch.gang_state import Limits
+from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.records import EndReason, StudyEnd, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
+from pytest_ddpscale.session.evidence import EvidenceSource
+from pytest_ddpscale.session.open import THIS_MACHINE, Machine, Site, Subject
 from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.settings import settings_from
+from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.util.packaged import packaged
 from tests.builders.json_types import run_record
 from tests.builders.records import gang_on, steady_block
 
@@ -86,6 +93,18 @@ class InstantGang:
 
 
 Open = Callable[..., AcceptanceSession]
+PACKAGED = load_thresholds(packaged("thresholds.yaml"))
+
+
+def planning(
+    devices: int | None = 8, cluster: Cluster = THIS_MACHINE, sku: str = "a100", earlier: RunDirectory | None = None,
+    *, plans_only: bool = False, **options: Any,
+) -> EvidenceSource:  # fmt: skip
+    """Where evidence comes from on nodes of eight devices, of a new run or an earlier one."""
+    argv = "pytest", "--password", "hunter2"
+    site = Site(settings_from(options, {}, {}), Path(), Path(), argv, plans_only)
+    subject = Subject(site, PACKAGED, PACKAGED.sku_name(sku))
+    return EvidenceSource(subject, Machine(cluster, devices), Layout(cluster.nodes, 8), earlier)
 
 
 def gpu(index: int, name: str = "G") -> SurveyedGpu:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.session.open import find_source
+from pytest_ddpscale.session.evidence import find_source
+from pytest_ddpscale.session.open import Site
 from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.simulate.cluster import SimulatedCluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun

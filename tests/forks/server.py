@@ -30,7 +30,7 @@ PRELOADED = (
     "torch", "torchvision", "torch.distributed", "torch.nn.parallel", "numpy", "pytest", "pdb",
     "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "multiprocessing.forkserver",
     "pytest_ddpscale.worker.rank", "pytest_ddpscale.node.agent", "pytest_ddpscale.launch.supervisor",
-    "pytest_ddpscale.session.open", "pytest_ddpscale.session.session", "pytest_ddpscale.session.past_runs",
+    "pytest_ddpscale.session.open", "pytest_ddpscale.session.session",
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.page",
     "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures",
     "pytest_ddpscale.report.junit", "pytest_ddpscale.report.terminal",

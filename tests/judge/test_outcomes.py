@@ -55,7 +55,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.judge.coverage import coverage_of, notes_on_variables
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.outcome import RunFacts, conclude, uniform_loss, with_waiver
+from pytest_ddpscale.judge.outcome import RunFacts, conclude, remark_on_unseen_loss, uniform_loss, with_waiver
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -72,10 +72,10 @@ from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome
+from pytest_ddpscale.session.open import Site, Subject
 from pytest_ddpscale.session.session import other_blockers
-from pytest_ddpscale.session.sources import Site, Subject
 from pytest_ddpscale.settings import Settings
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, plan_of_cases
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, cases_for, plan_of_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import check_of_nodes
 from pytest_ddpscale.thresholds.waiver import Waiver
@@ -257,9 +257,9 @@ def told(line: str) -> Iterator[str]:
     if sku := "".join(run.words["sku"]):
         file = _site(f"skus: {{{sku}: {{{change}}}}}" if change else "")
         subject = Subject(Site(Settings(), Path(), Path()), file, sku)
-        cases, only = subject.cases(Layout(1, 8)), run.words["only"]
+        cases, only = cases_for(file, sku, Layout(1, 8)), run.words["only"]
         asked = [one for one in cases if one.requirement.metric in only or not only]
-        unseen = subject.unseen_loss(cases, asked)
+        unseen = remark_on_unseen_loss(subject.device_type, cases, asked)
         yield codes(unseen, every=True) if unseen else "no remark"
         return
     facts, coverage, verdicts = run.facts, run.facts.coverage, tuple(run.facts.verdicts)

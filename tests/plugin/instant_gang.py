@@ -19,7 +19,7 @@ from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.run.block import Block, step_bytes
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.session import measure
+from pytest_ddpscale.session import evidence
 from tests.builders.records import gang_on
 
 ROUNDS = FEWEST_ROUNDS + 1
@@ -107,4 +107,4 @@ class InstantGang:
         )  # fmt: skip
 
 
-vars(measure)["Supervisor"] = InstantGang
+vars(evidence)["Supervisor"] = InstantGang

@@ -31,7 +31,7 @@ DRAWS = "TESTS_DRAW_PLOTS"
 MODULES = (
     "pytest", "pdb", "numpy", "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "execnet",
     "xml.etree.ElementTree", "pytest_ddpscale.session.open", "pytest_ddpscale.session.session",
-    "pytest_ddpscale.session.past_runs", "pytest_ddpscale.report.page",
+    "pytest_ddpscale.report.page",
     "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures",
     "pytest_ddpscale.report.listings", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.while_measuring",

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plugin.selection import asked_again
-from pytest_ddpscale.session.sources import THIS_MACHINE, Machine, Site, Subject
+from pytest_ddpscale.session.open import THIS_MACHINE, Machine, Site, Subject
 from pytest_ddpscale.settings import settings_from
 
 

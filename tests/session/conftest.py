@@ -11,11 +11,11 @@ import pytest
 from pytest_ddpscale.node.survey import GpusHere
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.survey_record import SurveyedGpu
-from pytest_ddpscale.session import measure
+from pytest_ddpscale.session import evidence
 from pytest_ddpscale.session import open as opening
-from pytest_ddpscale.session.open import find_source
+from pytest_ddpscale.session.evidence import find_source
+from pytest_ddpscale.session.open import Site
 from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
 from tests.builders.sessions import THRESHOLDS, InstantGang, Open
 
@@ -25,7 +25,7 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[InstantGang]:
     """Every launch of the test."""
     launches: list[InstantGang] = []
     monkeypatch.setattr(InstantGang, "launches", launches)
-    monkeypatch.setattr(measure, "Supervisor", InstantGang)
+    monkeypatch.setattr(evidence, "Supervisor", InstantGang)
     return launches
 
 

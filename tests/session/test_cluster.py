@@ -10,8 +10,8 @@ import pytest
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.launcher import Cluster, Container, Launch, TorchrunLauncher, launcher_for
 from pytest_ddpscale.launch.slurm import SlurmLauncher
-from pytest_ddpscale.session.measure import launch_on
-from pytest_ddpscale.session.sources import THIS_MACHINE
+from pytest_ddpscale.session.evidence import launch_on
+from pytest_ddpscale.session.open import THIS_MACHINE
 from pytest_ddpscale.settings import Settings, settings_from
 from tests.rows import rows
 

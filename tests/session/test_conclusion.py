@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pytest_ddpscale.errors import HistoryError
+from pytest_ddpscale.history.regression import Baseline
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.session import session as module
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.sessions import IDS, InstantGang, nothing
 
@@ -61,3 +66,31 @@ class TestLateVerdicts:
         judgement = measuring.conclude(interrupted=True, spoiled=())
         assert [verdict.outcome for verdict in judgement.verdicts] == ["error", "error", "not_measured"]
         assert judgement.outcome == "incomplete"
+
+
+class TestHistory:
+    """Of earlier launches, whose spread widens the interval of a verdict."""
+
+    def test_widens_the_last_verdict_and_none_before_and_is_kept(
+        self, measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "baseline_of", lambda *_: Baseline("cpu", "2026-01-31T12:00:00+00:00"))
+        monkeypatch.setattr(module, "with_launch_deviation", lambda verdict, *_: replace(verdict, launch_sd=0.5))
+        case, source = measuring.source.cases[0], measuring.source
+        source.measure(nothing)
+        assert source.evidence is not None
+        assert measuring.so_far(source.evidence, "", "").verdicts[0].launch_sd != 0.5
+        assert not source.measured_run.baseline_json.exists()
+        assert measuring.judge(case, nothing).launch_sd == 0.5
+        assert source.measured_run.baseline_json.exists()
+
+    def test_that_cannot_be_read_is_told(
+        self, measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(*_: object) -> None:
+            raise HistoryError("history.sqlite", "is broken", "")
+
+        monkeypatch.setattr(module, "baseline_of", broken)
+        verdict = measuring.judge(measuring.source.cases[0], nothing)
+        assert verdict.passed
+        assert verdict.notes[-1].startswith("spread between launches is unknown: history.sqlite: is broken")

@@ -1,127 +1,186 @@
-"""A run that still goes on has verdicts and a report already, so that one that is killed has them."""
+"""A run that still goes on has verdicts and a report already, so that one that is killed has them.
+
+report.html exists from the plan on and has new progress every 5 s, in at most 0.5 % of a core; interim judging takes a
+twentieth of the time at most.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from pytest_ddpscale.launch.gang_state import Limits
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.report import files
+from pytest_ddpscale.report.while_measuring import REFRESH_S
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Interrupted, Notice
-from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart
-from pytest_ddpscale.run.strict_json import parse_strict_json
-from pytest_ddpscale.run.verdicts import Judgement, read_judgement
-from pytest_ddpscale.session.interim import Interim
+from pytest_ddpscale.run.records import StudyEnd, StudyStart
+from pytest_ddpscale.run.verdicts import Judgement, read_judged
+from pytest_ddpscale.session.interim import LARGEST_SHARE_OF_PROGRESS, Interim
 from pytest_ddpscale.session.session import AcceptanceSession
-from tests.builders.sessions import SAMPLES_PER_S, InstantGang
+from tests.builders.records import gang_on, steady_block
+from tests.builders.sessions import SAMPLES_PER_S, InstantGang, Open
 
+STUDY = "weak/r"
 CANCELLED = Interrupted("the job was cancelled")
+END, CUT = StudyEnd(STUDY, "rounds"), StudyEnd(STUDY, "interrupted")
 
 
-def end(study: str, reason: EndReason = "rounds") -> StudyEnd:
-    return StudyEnd(study, reason)
+class Half:
+    """A session on a clock of the test's own, about to be killed; its only study has ended.
+
+    Attributes:
+        progress_s: how long putting progress into the page takes.
+        written_s: when that was done.
+    """
+
+    def __init__(self, session: AcceptanceSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.session, self.run, self.plan = session, session.source.measured_run, session.source.plan
+        self.now_s, self.progress_s, self.written_s = 1000.0, 0.005, list[float]()
+        self.interim = session.interim = Interim(session.source, session.so_far, lambda: self.now_s)
+        write = files.write_live_page
+
+        def timed(*page: object) -> None:
+            self.written_s.append(self.now_s)
+            self.now_s += self.progress_s
+            write(*page)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(files, "write_live_page", timed)
+        assert self.plan is not None
+        gang = InstantGang(None, self.run, Limits(), None, isolate=False, judge=None, admit=lambda _: "")
+        gang.measure(self.plan)
+
+    @property
+    def page(self) -> str:
+        return (self.run.path / "report.html").read_text("utf-8")
+
+    @property
+    def judgement(self) -> Judgement:
+        """As it was written, of what is there."""
+        return read_judged(self.run, self.run)
 
 
 @pytest.fixture
-def half(measuring: AcceptanceSession, gangs: list[InstantGang]) -> AcceptanceSession:
-    """A session whose study has ended, and whose process is about to be killed."""
-    assert measuring.source.plan is not None
-    assert measuring.run is not None
-    InstantGang(None, measuring.run, Limits(), None, isolate=False, judge=None, admit=lambda _: "").measure(
-        measuring.source.plan
-    )
-    return measuring
+def half(measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch) -> Half:
+    return Half(measuring, monkeypatch)
 
 
-def interim(session: AcceptanceSession) -> Interim:
-    return session.interim
+class TestVerdicts:
+    def test_are_written_after_a_study_and_the_run_is_incomplete(self, half: Half) -> None:
+        half.interim.hear(END)
+        judgement = half.judgement
+        assert judgement.outcome == "incomplete"
+        assert "measuring was still running when this was written at 20" in judgement.reason
+        assert f"1 of 1 studies had ended; --ddp-resume={half.run.path}" in judgement.reason
+        assert "passed" in {verdict.outcome for verdict in judgement.verdicts}
+        assert any(verdict.value == pytest.approx(SAMPLES_PER_S) for verdict in judgement.verdicts)
+        assert "INCOMPLETE" in (half.run.path / "report.md").read_text("utf-8")
+        assert half.session.verdicts == {}, "nothing is settled by it"
+
+    def test_of_a_study_that_goes_on_are_not_measured_yet_and_no_error(self, half: Half) -> None:
+        lines = half.run.measurements_jsonl.read_text("utf-8").splitlines(keepends=True)
+        left = "".join(line for line in lines if '"study_end"' not in line)
+        half.run.measurements_jsonl.write_text(left, "utf-8")
+        half.interim.hear(CANCELLED)
+        assert {verdict.outcome for verdict in half.judgement.verdicts} == {"not_measured"}
+        assert half.judgement.verdicts[0].reason.startswith("interrupted at 20")
+
+    def test_of_a_session_that_somebody_ends_are_there_at_once_with_when_and_why(self, half: Half) -> None:
+        half.interim.hear(CANCELLED)
+        assert half.judgement.reason.startswith("interrupted at 20")
+        assert ": the job was cancelled; 1 of " in half.judgement.reason
+        final = half.session.conclude(interrupted=True, spoiled=())
+        assert final.outcome == "incomplete"
+        assert final.reason.startswith("interrupted at 20")
+
+    def test_take_a_twentieth_of_the_time_at_most(self, half: Half, monkeypatch: pytest.MonkeyPatch) -> None:
+        judged_s = list[float]()
+
+        def takes_two_seconds(*_: object, **__: object) -> None:
+            half.now_s += 2.0
+            judged_s.append(half.now_s)
+
+        monkeypatch.setattr(files, "write_reports", takes_two_seconds)
+        for _ in range(100):
+            half.interim.hear(END)
+            half.now_s += 1.0
+        assert judged_s == [1002.0, 1044.0, 1086.0]
+        half.interim.hear(CANCELLED)
+        assert len(judged_s) == 4, "somebody waits for that one"
+
+    def test_are_not_made_of_other_records_nor_of_what_an_interruption_ended(self, half: Half) -> None:
+        heard: list[object] = []
+        records: list[AnyRecord | Notice] = [Idle(), StudyStart(study=STUDY, unix_s=1.0), CUT]
+        for record in records:
+            half.interim.listening(heard.append)(record)
+        assert heard == records
+        assert not half.run.verdicts_json.exists()
+
+    def test_that_cannot_be_yet_are_no_error(self, half: Half) -> None:
+        half.run.plan_json.write_text("{", "utf-8")
+        half.interim.hear(END)
+        assert not half.run.verdicts_json.exists()
 
 
-def written(session: AcceptanceSession) -> Judgement:
-    assert session.run is not None
-    return read_judgement(session.run.verdicts_json)
+class TestPage:
+    def test_of_the_plan_says_how_long_it_takes(self, half: Half) -> None:
+        half.interim.begin()
+        told = (
+            f'<meta http-equiv="refresh" content="{REFRESH_S}">',
+            "MEASURING: 0 of ",
+            "0 % done, ",
+            "starting ranks</p>",
+        )
+        assert [one for one in (*told, "No requirement has been judged yet") if one not in half.page] == []
 
+    def test_has_ranks_and_progress_every_5_s_also_while_blocks_are_timed(self, half: Half) -> None:
+        half.interim.begin()
+        half.interim.hear(gang_on(["n1", "n2"], 1))
+        half.interim.hear(StudyStart(study=STUDY, unix_s=1.0))
+        for second in range(30):
+            half.now_s += 1.0
+            block = steady_block(STUDY, Arm("ddp", 2, 4), second, (0, 1), 100.0 + second)
+            half.interim.hear(Idle() if second % 3 else block)
+        assert half.written_s == pytest.approx([1000.0 + 5 * number for number in range(7)], abs=1.1)
+        assert "ddp@2, round 28" in half.page
+        assert '<td class="n">127.0</td>' in half.page
 
-def test_after_a_study_what_it_says_is_written_and_the_run_is_incomplete(half: AcceptanceSession) -> None:
-    assert half.source.plan is not None
-    assert half.run is not None
-    interim(half).hear(end(half.source.plan.studies[0].id))
-    judgement = written(half)
-    assert judgement.outcome == "incomplete"
-    assert "measuring was still running when this was written at 20" in judgement.reason
-    assert f"1 of {len(half.source.plan.study_ids)} studies had ended; --ddp-resume={half.run.path}" in judgement.reason
-    outcomes = {verdict.outcome for verdict in judgement.verdicts}
-    assert "passed" in outcomes
-    assert "INCOMPLETE" in (half.run.path / "report.md").read_text("utf-8")
-    assert half.verdicts == {}, "nothing is settled by it"
+    def test_takes_no_more_than_its_share(self, half: Half) -> None:
+        half.progress_s = 0.5
+        half.interim.begin()
+        for _ in range(600):
+            half.now_s += 1.0
+            half.interim.hear(Idle())
+        gaps = [later - earlier for earlier, later in zip(half.written_s, half.written_s[1:], strict=False)]
+        assert min(gaps) >= 0.5 / LARGEST_SHARE_OF_PROGRESS
+        assert len(half.written_s) <= 7
+        assert (LARGEST_SHARE_OF_PROGRESS, REFRESH_S) == (0.005, 5), "as promised"
 
+    def test_has_what_was_judged_after_a_study_at_once(self, half: Half) -> None:
+        half.interim.begin()
+        half.interim.hear(END)
+        assert "Measuring was still running when this was written at 20" in half.page
 
-def test_a_study_that_goes_on_is_not_measured_yet_and_no_error(half: AcceptanceSession) -> None:
-    assert half.run is not None
-    lines = half.run.measurements_jsonl.read_text("utf-8").splitlines(keepends=True)
-    half.run.measurements_jsonl.write_text("".join(line for line in lines if '"study_end"' not in line), "utf-8")
-    interim(half).hear(CANCELLED)
-    assert {verdict.outcome for verdict in written(half).verdicts} == {"not_measured"}
-    assert written(half).verdicts[0].reason.startswith("interrupted at 20")
+    def test_is_final_after_an_interruption_and_left_alone(self, half: Half) -> None:
+        half.interim.begin()
+        half.interim.hear(CANCELLED)
+        half.now_s += 1000.0
+        half.interim.hear(CUT)
+        assert len(half.written_s) == 1
+        assert "the job was cancelled" in half.page
+        assert 'http-equiv="refresh"' not in half.page
 
+    def test_on_a_full_disk_ends_no_measuring(self, half: Half, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> None:
+            raise OSError("No space left on device")
 
-def test_a_session_that_somebody_ends_has_its_verdicts_at_once_with_when_and_why(half: AcceptanceSession) -> None:
-    interim(half).hear(CANCELLED)
-    assert written(half).reason.startswith("interrupted at 20")
-    assert ": the job was cancelled; 1 of " in written(half).reason
-    final = half.conclude(interrupted=True, spoiled=())
-    assert final.outcome == "incomplete"
-    assert final.reason.startswith("interrupted at 20")
+        monkeypatch.setattr(files, "write_live_page", full)
+        half.interim.begin()
+        half.now_s += 1000.0
+        half.interim.hear(Idle())
+        assert not (half.run.path / "report.html").exists()
 
-
-def test_the_page_of_an_interrupted_run_is_there_at_once_and_not_read_again(half: AcceptanceSession) -> None:
-    assert half.run is not None
-    interim(half).hear(CANCELLED)
-    interim(half).hear(end("weak/r", "interrupted"))
-    page = (half.run.path / "report.html").read_text("utf-8")
-    assert "the job was cancelled" in page
-    assert 'http-equiv="refresh"' not in page
-
-
-def test_judging_takes_a_twentieth_of_the_time_at_most(
-    half: AcceptanceSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s, judged = 1000.0, []
-
-    def takes_two_seconds(*_: object) -> None:
-        nonlocal now_s
-        now_s += 2.0
-        judged.append(now_s)
-
-    listener = interim(half)
-    monkeypatch.setattr(listener, "_now", lambda: now_s)
-    monkeypatch.setattr(listener, "_judge_and_write", takes_two_seconds)
-    for _ in range(100):
-        listener.hear(end("weak/r"))
-        now_s += 1.0
-    assert judged == [1002.0, 1044.0, 1086.0]
-    listener.hear(CANCELLED)
-    assert len(judged) == 4, "somebody waits for that one"
-
-
-def test_other_records_and_ends_by_an_interruption_are_passed_on_only(half: AcceptanceSession) -> None:
-    assert half.run is not None
-    heard: list[object] = []
-    records: list[AnyRecord | Notice] = [Idle(), StudyStart(study="weak/r", unix_s=1.0), end("weak/r", "interrupted")]
-    for record in records:
-        interim(half).listening(heard.append)(record)
-    assert heard == records
-    assert not half.run.verdicts_json.exists()
-
-
-def test_a_run_that_cannot_be_judged_yet_is_no_error(half: AcceptanceSession) -> None:
-    assert half.run is not None
-    half.run.plan_json.write_text("{", "utf-8")
-    interim(half).hear(end("weak/r"))
-    assert not half.run.verdicts_json.exists()
-
-
-def test_verdicts_name_what_they_were_made_of(half: AcceptanceSession) -> None:
-    interim(half).hear(CANCELLED)
-    assert half.run is not None
-    content = parse_strict_json(half.run.verdicts_json.read_text("utf-8"))
-    assert content["basis"]["measurements_sha256"] == half.run.measurements_sha256()
-    assert any(one["value"] == pytest.approx(SAMPLES_PER_S) for one in content["verdicts"])
+    def test_of_an_earlier_run_there_is_none(self, half: Half, opened: Open) -> None:
+        judging = opened(ddp_judge=str(half.run.path))
+        judging.interim.begin()
+        judging.interim.hear(Idle())
+        assert not (half.run.path / "report.html").exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,16 @@ from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.errors import RunDirectoryError, ThresholdsError
 from pytest_ddpscale.report.files import write_reports
+from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import ArmProfile
-from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
 from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.records import gang_on
-from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu, measured_run, nothing
+from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu, nothing
+
+REFUSED, ABSENT = "not bound: Operation not permitted", "not bound: no cores"
+UNBOUND = [REFUSED, REFUSED], [REFUSED, REFUSED], ["", ABSENT]
 
 
 class TestJudging:
@@ -27,8 +31,7 @@ class TestJudging:
         measuring.judge(measuring.source.cases[0], nothing)
         measuring.source.close("finished")
         measuring.source.release()
-        assert measuring.run is not None
-        return measuring.run
+        return measuring.source.measured_run
 
     def judged(self, opened: Open, old: RunDirectory, **options: Any) -> AcceptanceSession:
         session = opened(gpu_sku="auto", ddp_judge=str(old.path), ddp_run_dir=None, **options)
@@ -88,21 +91,36 @@ class TestJudging:
             opened()
         assert opened(ddp_resume=str(old.path), ddp_run_dir=None).source.cases[0].requirement.waiver is not None
 
-    def test_arms_without_a_profile_are_told_with_the_reason(self, opened: Open, old: RunDirectory) -> None:
-        study = old.read_plan().studies[0]
-        old.append_records(
-            [ArmProfile(study=study.id, arm=study.arms[0].name, gang=0, rank=0, problem="saw no GPU kernel")]
-        )
-        judgement = self.judged(opened, old).conclude(interrupted=False, spoiled=())
-        told = f"--ddp-profile: no profile of {study.id}, {study.arms[0].name}: saw no GPU kernel"
-        assert told in judgement.notes
-
-    def test_ranks_that_could_not_be_bound_are_told_once_for_each_reason(self, opened: Open, old: RunDirectory) -> None:
-        refused, absent = "not bound: Operation not permitted", "not bound: no cores"
-        told = [refused, refused], [refused, refused], ["", absent]
-        old.append_records([gang_on(["n1"], 2, number=1 + at, numa_note=notes) for at, notes in enumerate(told)])
+    @pytest.mark.parametrize(
+        ("changes", "records", "told"),
+        [
+            (
+                {}, [ArmProfile(study="weak/r", arm="alone", gang=0, rank=0, problem="saw no GPU kernel")],
+                {"--ddp-profile: no profile of weak/r, alone: saw no GPU kernel"},
+            ),
+            # Ranks that could not be bound, once for each reason.
+            (
+                {}, [gang_on(["n1"], 2, number=1 + at, numa_note=notes) for at, notes in enumerate(UNBOUND)],
+                {f"rank 0 on n1 and 1 more: {REFUSED}", f"rank 1 on n1: {ABSENT}"},
+            ),
+            *(
+                ({"status": status}, [], {f"run.json says {status}: its session did not end regularly, or still runs"})
+                for status in ("running", "interrupted")
+            ),
+            ({"notes": ["imported"], "left_out": {"n9": "too old"}}, [], {"imported", "n9 was left out: too old"}),
+        ],
+        ids=["profile", "unbound", "running", "interrupted", "notes"],
+    )  # fmt: skip
+    def test_what_the_run_lacks_is_told(
+        self, opened: Open, old: RunDirectory, changes: dict[str, Any], records: Sequence[AnyRecord], told: set[str]
+    ) -> None:
+        before = self.judged(opened, old).conclude(interrupted=False, spoiled=()).notes
+        old.verdicts_json.unlink(missing_ok=True)
+        old.note(**changes)
+        old.append_records(records)
         notes = self.judged(opened, old).conclude(interrupted=False, spoiled=()).notes
-        assert {f"rank 0 on n1 and 1 more: {refused}", f"rank 1 on n1: {absent}"} < {*notes}
+        assert {*notes} - {*before} == told
+        assert notes[0] == f"judged from {old.path} without a new measurement"
 
     def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(
         self, opened: Open, old: RunDirectory
@@ -113,14 +131,18 @@ class TestJudging:
         noted = {"note_operator": "Eve", "note_ticket": "T-2", "note_thresholds_path": "none"}
         assert noted.items() <= judgement.basis.items()
         assert Path(judgement.basis["thresholds_path"]).is_file(), "no note hides what it was judged by"
-        assert session.run is not None
+        assert session.source.run is not None
         measured = with_fields(old.read_run(), noted={"site": "Hall 1", "ticket": "T-1"})
         evidence = session.source.measured_so_far()
         assert evidence is not None
-        assert write_reports(session.run, judgement, measured, evidence) == []
-        page = (session.run.path / "report.html").read_text("utf-8")
+        assert write_reports(session.source.run, judgement, measured, evidence) == []
+        page = (session.source.run.path / "report.html").read_text("utf-8")
         for shown in ("Checked by Eve, date, signature", "<dt>Ticket</dt><dd>T-2", "<dt>Site</dt><dd>Hall 1"):
             assert shown in page
+        session.history_file = session.source.run.path / "history.sqlite"
+        session.source.close("finished")
+        assert session.remember(judgement) == ""
+        assert not session.history_file.exists(), "which has it from its own session"
         assert old.run_json.read_bytes() == record
 
     def test_who_resumes_is_added_to_the_run(self, opened: Open, old: RunDirectory) -> None:
@@ -129,8 +151,12 @@ class TestJudging:
         source.open_run()
         assert old.read_run().operators == ("Bob",)
 
-    def test_what_is_measured_has_that_in_run_json_and_not_twice(self, measuring: AcceptanceSession) -> None:
-        assert measuring.source.judged_for() == {}
+    def test_what_is_measured_has_that_in_run_json_and_not_twice(self, opened: Open) -> None:
+        session = opened(ddp_note=["operator=Eve"])
+        session.source.select(session.source.cases)
+        session.source.open_run()
+        assert session.source.measured_run.read_run().operators == ("Eve",)
+        assert not any(key.startswith("note_") for key in session.conclude(interrupted=False, spoiled=()).basis)
 
     @pytest.mark.parametrize("goes_on", [False, True])
     def test_a_broken_baseline_is_refused_before_anything_is_judged_or_measured(
@@ -143,18 +169,7 @@ class TestJudging:
             source.select(source.cases)
         with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is not a baseline.json: it has no schema"):
             begin()
-
-    @pytest.mark.parametrize("status", ["running", "interrupted"])
-    def test_a_session_that_did_not_end_regularly_is_told_though_all_was_measured(
-        self, opened: Open, old: RunDirectory, status: str
-    ) -> None:
-        old.write_json(old.run_json, with_fields(old.read_run(), status=status))
-        judgement = self.judged(opened, old).conclude(interrupted=False, spoiled=())
-        assert judgement.notes[1] == f"run.json says {status}: its session did not end regularly, or still runs"
-
-    def test_notes_of_the_old_run_are_kept(self, opened: Open, tmp_path: Path) -> None:
-        session = self.judged(opened, RunDirectory(measured_run(tmp_path / "imported")))
-        assert session.conclude(interrupted=False, spoiled=()).notes[1:] == ("imported",)
+        RunLock.acquire(old.path).release()  # which nobody holds
 
 
 def test_gpus_that_took_no_part_are_not_accepted(

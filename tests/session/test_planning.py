@@ -4,41 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.session.measure import MeasureSource
-from pytest_ddpscale.session.sources import THIS_MACHINE, Machine, Site, Subject
-from pytest_ddpscale.settings import settings_from
+from pytest_ddpscale.session.evidence import EvidenceSource
+from pytest_ddpscale.session.open import THIS_MACHINE
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
-from pytest_ddpscale.thresholds.loading import load_thresholds
-from pytest_ddpscale.util.packaged import packaged
 from tests.builders.judged import WORKLOAD, check_case, make_case
 from tests.builders.probes import ALL_REDUCE, MATMUL, probe_case
+from tests.builders.sessions import planning
 from tests.rows import rows
 
 GPUS, UNDER_LOAD, TRANSPORT = check_case("gpus"), check_case("ecc_under_load"), check_case("transport")
-LOAD, LINKS = "matmul-fp16", "all-reduce-32mib@8"
-
-
-THRESHOLDS = load_thresholds(packaged("thresholds.yaml"))
-
-
-def planning(
-    devices: int | None = 8,
-    cluster: Cluster = THIS_MACHINE,
-    *,
-    sku: str = "a100",
-    plans_only: bool = False,
-    **options: str,
-) -> MeasureSource:
-    site = Site(settings_from(options, {}, {}), Path(), Path(), collect_only=plans_only)
-    subject = Subject(site, THRESHOLDS, THRESHOLDS.sku_name(sku))
-    return MeasureSource(subject, Machine(cluster, devices), Layout(cluster.nodes, 8))
+LOAD, LINKS, UNDER = "matmul-fp16", "all-reduce-32mib@8", (UNDER_LOAD, TRANSPORT)
 
 
 def training(world_size: int, **keys: Any) -> Case:
@@ -58,33 +38,29 @@ def planned(cases: Sequence[AnyCase], devices: int | None = 8, cluster: Cluster 
     return planning(devices, cluster).plan_for(cases)
 
 
-class TestWhatIsLacking:
-    def test_is_more_devices_than_there_are(self) -> None:
-        assert planning(4).why_not(training(8)) == "needs 8 GPUs; 4 can be used here"
-        assert planning(4, sku="cpu").why_not(training(8)) == "needs 8 ranks; 4 can be used here"
-        assert planning(4).why_not(probe_case(ALL_REDUCE, 10.0)) == "needs 8 GPUs; 4 can be used here"
+TWO, ABSENT = Cluster(2, ("n1", "n2")), "needs 8 GPUs on one node; a node has 4 here"
 
-    def test_is_nothing_of_a_check(self) -> None:
-        assert planning(1).why_not(GPUS) is None
 
-    def test_is_nothing_that_a_laptop_that_only_plans_could_know(self) -> None:
-        assert planning(None, plans_only=True).why_not(training(1024)) is None
-
-    def test_is_a_second_node_to_spread_ranks_over(self) -> None:
-        case = training(2, placement="spread")
-        assert planning().why_not(case) == "needs several nodes to spread ranks over; there is 1"
-        assert planning(plans_only=True).why_not(case) is None
-        assert planning(16, Cluster(2, ("n1", "n2"))).why_not(case) is None
-
-    def test_is_a_node_with_as_many_gpus_as_a_bound_is_about(self) -> None:
-        case = replace(training(8), missing="needs 8 GPUs on one node; a node has 4 here")
-        nodes = planning(8, Cluster(2, ("n1", "n2")))
-        assert nodes.why_not(case) == "needs 8 GPUs on one node; a node has 4 here"
-        assert nodes.plan_for([case, training(4)]) == nodes.plan_for([training(4)])
-
-    def test_leaves_the_others_to_be_measured(self) -> None:
-        cases: list[AnyCase] = [training(8), GPUS, training(2)]
-        assert planning(4).plan_for(cases) == planning(4).plan_for(cases[1:])
+@rows(
+    ("source", "case", "why"),
+    [
+        (planning(4), training(8), "needs 8 GPUs; 4 can be used here"),
+        (planning(4, sku="cpu"), training(8), "needs 8 ranks; 4 can be used here"),
+        (planning(4), probe_case(ALL_REDUCE, 10.0), "needs 8 GPUs; 4 can be used here"),
+        (planning(1), GPUS, None),
+        (planning(None, plans_only=True), training(1024), None),
+        (planning(), training(2, placement="spread"), "needs several nodes to spread ranks over; there is 1"),
+        (planning(plans_only=True), training(2, placement="spread"), None),
+        (planning(16, TWO), training(2, placement="spread"), None),
+        (planning(8, TWO), replace(training(8), missing=ABSENT), ABSENT),
+    ],
+)
+def test_what_is_lacking_is_said_and_leaves_the_others_to_be_measured(
+    source: EvidenceSource, case: AnyCase, why: str | None
+) -> None:
+    assert source.why_not(case) == why
+    plans = source.plan_for([case, training(1)]), source.plan_for([training(1)])
+    assert (plans[0] == plans[1]) == (why is not None)
 
 
 class TestPlan:
@@ -113,38 +89,33 @@ class TestPlan:
         assert (study.rounds, study.block_s) == (9, 7.0)
 
 
-class TestLoad:
-    """Checks under load need every GPU to work, and that of transports every rank to communicate."""
+IDLE = [training(1), training(4), probe_case(Arm("all-reduce-1gib", 2), 10.0)]
 
-    @rows("check", [UNDER_LOAD, TRANSPORT])
-    def test_is_added_where_nothing_else_is_measured(self, check: AnyCase) -> None:
-        assert probes_of(planned([check])) == [LOAD, LINKS]
 
-    def test_of_one_gpu_is_what_one_gpu_can_do(self) -> None:
-        assert probes_of(planned([UNDER_LOAD], 1)) == [LOAD]
-
-    def test_is_not_added_for_a_survey(self) -> None:
-        assert probes_of(planned([GPUS, training(1)])) == []
-
-    @rows("check", [UNDER_LOAD, TRANSPORT])
-    def test_is_not_added_to_what_all_gpus_do_anyway(self, check: AnyCase) -> None:
-        assert probes_of(planned([check, training(8)])) == []
-        assert probes_of(planned([check, probe_case(ALL_REDUCE, 10.0)])) == [ALL_REDUCE.name]
-
-    def test_of_single_devices_is_load_and_connects_nothing(self) -> None:
-        assert probes_of(planned([UNDER_LOAD, probe_case(MATMUL, 10.0)])) == [MATMUL.name]
-        assert probes_of(planned([TRANSPORT, probe_case(MATMUL, 10.0)])) == [MATMUL.name, LOAD, LINKS]
-
-    @rows("check", [UNDER_LOAD, TRANSPORT])
-    @rows("some", [training(1), training(4), probe_case(Arm("all-reduce-1gib", 2), 10.0)])
-    def test_is_added_to_what_leaves_gpus_idle(self, check: AnyCase, some: AnyCase) -> None:
-        assert probes_of(planned([check, some]))[-2:] == [LOAD, LINKS]
-
-    def test_is_what_all_ranks_of_all_nodes_do(self) -> None:
-        three = Cluster(3, ("n1", "n2", "n3"))
-        assert probes_of(planned([TRANSPORT, training(8)], 24, three)) == []
-        assert probes_of(planned([TRANSPORT, strong(24)], 24, three)) == []
-        assert probes_of(planned([TRANSPORT, strong(16)], 24, three)) == [LOAD, LINKS]
+@rows(
+    ("cases", "devices", "nodes", "probes"),
+    [
+        # Checks under load need every GPU to work, and that of transports every rank to communicate.
+        *(([check, *some], 8, 1, [LOAD, LINKS]) for check in UNDER for some in ([], IDLE[:1], IDLE[1:2])),
+        *(([check, IDLE[2]], 8, 1, ["all-reduce-1gib@2", LOAD, LINKS]) for check in UNDER),
+        ([UNDER_LOAD], 1, 1, [LOAD]),  # what one GPU can do
+        ([GPUS, training(1)], 8, 1, []),  # a survey needs none
+        # It is not added to what all GPUs do anyway.
+        *(([check, training(8)], 8, 1, []) for check in UNDER),
+        *(([check, probe_case(ALL_REDUCE, 10.0)], 8, 1, [ALL_REDUCE.name]) for check in UNDER),
+        # Single devices are under load and connect nothing.
+        ([UNDER_LOAD, probe_case(MATMUL, 10.0)], 8, 1, [MATMUL.name]),
+        ([TRANSPORT, probe_case(MATMUL, 10.0)], 8, 1, [MATMUL.name, LOAD, LINKS]),
+        # It is what all ranks of all nodes do.
+        *(([TRANSPORT, one], 24, 3, []) for one in (training(8), strong(24))),
+        ([TRANSPORT, strong(16)], 24, 3, [LOAD, LINKS]),
+    ],
+)
+def test_load_is_added_where_gpus_would_be_idle(
+    cases: Sequence[AnyCase], devices: int, nodes: int, probes: list[str]
+) -> None:
+    hosts = Cluster(nodes, tuple(f"n{node}" for node in range(nodes))) if nodes > 1 else THIS_MACHINE
+    assert probes_of(planned(cases, devices, hosts)) == probes
 
 
 def test_a_stretch_ends_long_before_ranks_that_record_nothing_are_ended() -> None:

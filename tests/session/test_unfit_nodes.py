@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.judge.checks import unfit_nodes
 from pytest_ddpscale.launch.launcher import Cluster, Launch
 from pytest_ddpscale.launch.supervisor import NotAdmitted
 from pytest_ddpscale.plan.study import Plan
@@ -18,9 +19,10 @@ from pytest_ddpscale.run.records import StudyEnd, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.session import measure
+from pytest_ddpscale.session import evidence
+from pytest_ddpscale.session.open import THIS_MACHINE, Machine
 from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
+from pytest_ddpscale.settings import UNFIT
 from tests.builders.records import gang_on, steady_block
 from tests.builders.sessions import SAMPLES_PER_S, THRESHOLDS, Open
 
@@ -123,20 +125,24 @@ def stage(opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stag
     gangs: list[SurveyedGang] = []
     monkeypatch.setattr(SurveyedGang, "launches", gangs)
     monkeypatch.setattr(SurveyedGang, "cores", {"n2": 1})
-    monkeypatch.setattr(measure, "Supervisor", SurveyedGang)
+    monkeypatch.setattr(evidence, "Supervisor", SurveyedGang)
     return Stage(opened, gangs)
+
+
+ALL_PASS = dict.fromkeys((PACE, WEAK, TOGETHER), "passed")
+NONE_MEASURED = {CHECK: "failed"} | dict.fromkeys((PACE, WEAK, TOGETHER), "error")
+LEFT_OUT, STOPPED = f"n2 was left out: {TOO_SMALL}", f"nothing was measured: n2: {TOO_SMALL}"
+UNHEARD = "survey failed: nvmlInit did not return"
+ELSEWHERE = Cluster(3, (), launcher="slurm", is_elsewhere=True)
+TWO_NODES = Cluster(2, ("n1", "n2"), launcher="slurm")
+NO_GPUS_CHECKED = {CHECK: "not_measured"} | dict.fromkeys((PACE, WEAK, TOGETHER), "error")
 
 
 def outcomes(judgement: Judgement) -> dict[str, str]:
     return {verdict.id: verdict.outcome for verdict in judgement.verdicts}
 
 
-def reason(judgement: Judgement, which: str) -> str:
-    (found,) = [verdict.reason for verdict in judgement.verdicts if verdict.id == which]
-    return found
-
-
-def assert_check_names_n2(judgement: Judgement, share: float) -> None:
+def assert_check_names_n2(judgement: Judgement, share: float = 2 / 3) -> None:
     (check,) = [verdict for verdict in judgement.verdicts if verdict.id == CHECK]
     assert check.outcome == "failed"
     assert check.value == pytest.approx(share)
@@ -144,51 +150,76 @@ def assert_check_names_n2(judgement: Judgement, share: float) -> None:
     assert judgement.outcome == "rejected"
 
 
-@pytest.mark.parametrize("unfit", ["measure", "leave-out", "stop"])
-def test_fit_nodes_are_measured_by_one_launch_whatever_is_to_become_of_others(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, unfit: str
-) -> None:
-    monkeypatch.setattr(SurveyedGang, "cores", {})
-    judgement = stage.run(unfit)
-    assert set(outcomes(judgement).values()) == {"passed"}
-    assert [gang.measured for gang in stage.gangs] == [THREE]
-    assert (stage.told_unfit, judgement.notes) == ([], ())
-
-
-@pytest.mark.parametrize("unfit", [None, "measure"])
-def test_unfit_nodes_are_measured_unless_something_else_is_asked(stage: Stage, unfit: str | None) -> None:
-    judgement = stage.run(unfit)
-    assert outcomes(judgement) == {CHECK: "failed", PACE: "passed", WEAK: "passed", TOGETHER: "passed"}
-    assert_check_names_n2(judgement, 2 / 3)
-    assert [gang.measured for gang in stage.gangs] == [THREE]
-    assert stage.told_unfit == [{"n2": TOO_SMALL}]
-
-
-class TestStop:
-    def test_measures_nothing_and_says_of_every_study_why(self, stage: Stage) -> None:
-        session = stage.session("stop")
-        judgement = stage.judged(session)
-        assert [gang.measured for gang in stage.gangs] == [()]
-        assert outcomes(judgement) == {CHECK: "failed", PACE: "error", WEAK: "error", TOGETHER: "error"}
-        said = {reason(judgement, which) for which in (PACE, WEAK, TOGETHER)}
-        assert said == {f"nothing was measured: n2: {TOO_SMALL}"}
-        assert_check_names_n2(judgement, 2 / 3)
-        assert session.run is not None
-        assert set(surveys_of(session.run.read_records())) == set(THREE)
-        assert session.run.read_run().devices_present == 6
+@pytest.mark.parametrize(
+    ("unfit", "cluster", "gang", "measured", "found", "why"),
+    [
+        # Fit nodes are measured by one launch, whatever is to become of others.
+        *((unfit, THREE_NODES, {"cores": {}}, [THREE], {CHECK: "passed"} | ALL_PASS, {}) for unfit in UNFIT),
+        # Unfit nodes are measured unless something else is asked.
+        *((unfit, THREE_NODES, {}, [THREE], {CHECK: "failed"} | ALL_PASS, {}) for unfit in (None, "measure")),
+        ("stop", THREE_NODES, {}, [()], NONE_MEASURED, dict.fromkeys((PACE, WEAK, TOGETHER), STOPPED)),
+        (
+            "leave-out", THREE_NODES, {}, [(), ("n1", "n3")],
+            {CHECK: "failed"} | ALL_PASS | {TOGETHER: "not_measured"},
+            {TOGETHER: "needs 6 ranks; 4 can be used here"},
+        ),
+        ("leave-out", TWO_NODES, {}, [(), ("n1",)], {CHECK: "failed", PACE: "passed", WEAK: "passed"}, {}),
+        (
+            "leave-out", THREE_NODES, {"breaks": "rank 1 on n3 died"}, [(), ("n1", "n3")],
+            NONE_MEASURED | {TOGETHER: "not_measured"}, {PACE: "rank 1 on n3 died"},
+        ),
+        # Where a scheduler chooses nodes, or none is left, that is a reason to stop.
+        ("leave-out", ELSEWHERE, {}, [()], NONE_MEASURED, {PACE: STOPPED}),
+        *(
+            (
+                "leave-out", cluster, {"problem": "nvmlInit did not return"}, [()],
+                {one: outcome for one, outcome in NO_GPUS_CHECKED.items() if one != TOGETHER or cluster.nodes > 1},
+                {PACE: f"nothing was measured: {who}: {UNHEARD}"},
+            )
+            for cluster, who in ((THREE_NODES, "n[1-3]"), (THIS_MACHINE, "n1"))
+        ),
+    ],
+)  # fmt: skip
+def test_unfit_nodes_are_measured_left_out_or_a_reason_to_stop(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, unfit: str | None, cluster: Cluster, gang: dict[str, Any],
+    measured: list[tuple[str, ...]], found: dict[str, str], why: dict[str, str],
+) -> None:  # fmt: skip
+    for name, value in gang.items():
+        monkeypatch.setattr(SurveyedGang, name, value)
+    session = stage.session(unfit, cluster)
+    judgement = stage.judged(session)
+    assert outcomes(judgement) == found
+    assert [one.measured for one in stage.gangs] == measured
+    said = {verdict.id: verdict.reason for verdict in judgement.verdicts}
+    assert {which: said[which] for which in why} == why
+    run, left = session.source.measured_run, [host for host in cluster.hosts if host != "n2"] * (len(measured) > 1)
+    assert run.read_run().left_out == ({"n2": TOO_SMALL} if left else {})
+    assert run.read_run().devices_present == PER_NODE * (len(left) or cluster.nodes)
+    assert (run.read_plan().nodes, run.read_plan().survey) == (len(left) or cluster.nodes, True)
+    assert len(surveys_of(run.read_records())) == cluster.nodes
+    assert judgement.notes == ((LEFT_OUT,) if left else ())
+    if found[CHECK] == "failed":
+        assert_check_names_n2(judgement, 1 - 1 / cluster.nodes)
         assert stage.told_unfit == [{"n2": TOO_SMALL}]
+    else:
+        assert len(stage.told_unfit) == ("problem" in gang)
+        assert judgement.outcome == "incomplete" or "problem" not in gang
+
+
+def test_where_no_rank_can_run_nothing_is_launched_though_unfit_nodes_are_to_be_measured(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "unfit_nodes", lambda *given, hopeless: unfit_nodes(*given))
+    assert outcomes(stage.run("measure")) == NONE_MEASURED
+    assert [one.measured for one in stage.gangs] == [()]
 
 
 class TestLeaveOut:
     def test_measures_the_others_by_a_plan_of_their_own(self, stage: Stage) -> None:
-        session = stage.session("leave-out")
-        judgement = stage.judged(session)
+        stage.run("leave-out")
         first, second = stage.gangs
-        assert (first.measured, second.measured) == ((), ("n1", "n3"))
         assert second.launch.hosts == ("n1", "n3")
         assert (first.plan.nodes, second.plan.nodes, second.plan.survey) == (3, 2, False)
-        assert outcomes(judgement) == {CHECK: "failed", PACE: "passed", WEAK: "passed", TOGETHER: "not_measured"}
-        assert reason(judgement, TOGETHER) == "needs 6 ranks; 4 can be used here"
 
     @pytest.mark.parametrize("first", [0, -1])
     def test_asks_the_ranks_that_are_left_for_what_all_are_asked_whichever_test_comes_first(
@@ -204,18 +235,6 @@ class TestLeaveOut:
         (verdict,) = (one for one in judgement.verdicts if one.id == "throughput_per_gpu[r-all]")
         assert (verdict.outcome, verdict.world_size) == ("passed", 4)
 
-    def test_is_told_by_the_check_the_notes_and_the_record(self, stage: Stage) -> None:
-        session = stage.session("leave-out")
-        judgement = stage.judged(session)
-        assert_check_names_n2(judgement, 2 / 3)
-        note = f"n2 was left out: {TOO_SMALL}"
-        assert judgement.notes == (note,)
-        assert session.run is not None
-        record, plan = session.run.read_run(), session.run.read_plan()
-        assert (record.left_out, record.devices_present) == ({"n2": TOO_SMALL}, 4)
-        assert (plan.nodes, plan.survey) == (2, True)
-        assert stage.told_unfit == [{"n2": TOO_SMALL}]
-
     def test_is_judged_alike_again(self, stage: Stage, opened: Open, tmp_path: Path) -> None:
         first = stage.run("leave-out")
         again = opened(gpu_sku="auto", ddp_judge=str(tmp_path / "run"), ddp_run_dir=None)
@@ -224,43 +243,13 @@ class TestLeaveOut:
         second = stage.judged(again)
         assert second.notes[1:] == first.notes
         assert outcomes(second) | {TOGETHER: "not_measured"} == outcomes(first)
-        assert_check_names_n2(second, 2 / 3)
-
-    def test_leaves_one_node_that_is_measured_alone(self, stage: Stage) -> None:
-        judgement = stage.run("leave-out", Cluster(2, ("n1", "n2"), launcher="slurm"))
-        assert stage.gangs[-1].measured == ("n1",)
-        assert outcomes(judgement) == {CHECK: "failed", PACE: "passed", WEAK: "passed"}
-        assert_check_names_n2(judgement, 1 / 2)
-
-    def test_of_what_breaks_then_is_told_too(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(SurveyedGang, "breaks", "rank 1 on n3 died")
-        judgement = stage.run("leave-out")
-        assert reason(judgement, PACE) == "rank 1 on n3 died"
-        assert_check_names_n2(judgement, 2 / 3)
-
-    def test_that_cannot_be_is_a_reason_to_stop_where_slurm_chooses_nodes(self, stage: Stage) -> None:
-        judgement = stage.run("leave-out", Cluster(3, (), launcher="slurm", is_elsewhere=True))
-        assert [gang.measured for gang in stage.gangs] == [()]
-        assert reason(judgement, PACE) == f"nothing was measured: n2: {TOO_SMALL}"
-        assert_check_names_n2(judgement, 2 / 3)
-
-    @pytest.mark.parametrize("cluster", [THREE_NODES, THIS_MACHINE])
-    def test_of_all_nodes_is_a_reason_to_stop(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, cluster: Cluster
-    ) -> None:
-        monkeypatch.setattr(SurveyedGang, "problem", "nvmlInit did not return")
-        judgement = stage.run("leave-out", cluster)
-        assert [gang.measured for gang in stage.gangs] == [()]
-        who = "n[1-3]" if cluster.nodes > 1 else "n1"
-        assert reason(judgement, PACE) == f"nothing was measured: {who}: survey failed: nvmlInit did not return"
-        assert outcomes(judgement)[CHECK] == "not_measured"
-        assert judgement.outcome == "incomplete"
+        assert_check_names_n2(second)
 
 
 class TestResumed:
     @pytest.mark.parametrize("unfit", ["leave-out", "stop"])
     def test_unfit_nodes_stop_it(
-        self, stage: Stage, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfit: str
+        self, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfit: str
     ) -> None:
         """Studies of other nodes are never accepted together with those that there are."""
         monkeypatch.setattr(SurveyedGang, "cores", {})
@@ -270,8 +259,8 @@ class TestResumed:
         monkeypatch.setattr(SurveyedGang, "cores", {"n2": 1})
         judgement = stage.judged(self.resumed(stage, unfit, tmp_path))
         assert [gang.measured for gang in stage.gangs] == [THREE, ()]
-        assert outcomes(judgement) == {CHECK: "failed", PACE: "error", WEAK: "error", TOGETHER: "error"}
-        assert_check_names_n2(judgement, 2 / 3)
+        assert outcomes(judgement) == NONE_MEASURED
+        assert_check_names_n2(judgement)
 
     def test_what_was_stopped_is_measured_once_the_node_is_mended(
         self, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,7 +28,7 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.records import Rank, StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.session.sources import measured_layout
+from pytest_ddpscale.session.evidence import measured_layout
 from pytest_ddpscale.simulate.cluster import expected_value, open_cluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.options import ClusterOptions

@@ -19,7 +19,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
-from pytest_ddpscale.session.measure import launch_on
+from pytest_ddpscale.session.evidence import launch_on
 from pytest_ddpscale.settings import settings_from
 
 TINY = Workload("tiny", ImageFamily("shufflenet_v2_x0_5", 32, "contiguous", num_classes=10), "fp32", 2)

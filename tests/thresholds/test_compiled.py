@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.session.sources import Site, Subject
+from pytest_ddpscale.session.open import Site, Subject
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import (
     AnyCase,
@@ -34,7 +34,7 @@ from pytest_ddpscale.thresholds.cases import (
     plan_of_cases,
     training_cases,
 )
-from pytest_ddpscale.thresholds.changes import all_changes
+from pytest_ddpscale.thresholds.changes import all_changes, own_bounds
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.waiver import today
 from tests.tables import assert_approved, each_block
@@ -89,7 +89,10 @@ def _told(path: Path, on: str) -> Iterator[tuple[str, list[str]]]:
         subject = Subject(Site(Settings(), path.parent, path.parent), file, name)
         yield from ((f"{name} lowered {one.requirement}", list(_facts(one))) for one in subject.lowered)
         yield f"{name} altered", list(subject.altered)
-        yield f"{name} accepts by", sorted(subject.own_bounds(cases))
+        yield (
+            f"{name} accepts by",
+            sorted(case.id for case in cases if case.requirement.key() in own_bounds(file, name)),
+        )
     for change in all_changes(file):
         yield f"{change.sku} changed", list(change.parts)
         yield from ((f"{change.sku} changed {one.either}", list(map(str, one.kinds))) for one in change.bounds)

@@ -1,8 +1,7 @@
-"""A session's history: what is read of it, and that it never costs a run."""
+"""What the history knows of the nodes of a run."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ import pytest
 
 from pytest_ddpscale.errors import HistoryError, RunDirectoryError
 from pytest_ddpscale.history.regression import Baseline
+from pytest_ddpscale.history.same_nodes import baseline_of, recent_runs
 from pytest_ddpscale.history.store import add_run
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
-from pytest_ddpscale.run.verdicts import RunOutcome, read_judgement
-from pytest_ddpscale.session.past_runs import baseline_of, recent_runs, remember
-from tests.builders.json_types import as_json
+from pytest_ddpscale.run.verdicts import RunOutcome
 from tests.builders.nights import SKU, at, judged_run
 
 NIGHTS = 3
@@ -101,15 +99,3 @@ class TestRecentRuns:
         run = judged_run(tmp_path / "run", NIGHTS, record=under("same"))
         assert recent_runs(run, tmp_path / "nowhere.sqlite", SKU, read_evidence(run)) == ""
         assert recent_runs(run, history, "another-gpu", read_evidence(run)) == ""
-
-
-class TestRemembering:
-    def test_where_no_file_can_be_says_why(self, tmp_path: Path, run: RunDirectory) -> None:
-        (tmp_path / "file").write_text("", encoding="utf-8")
-        why = remember(tmp_path / "file" / "site.sqlite", run, read_judgement(run.verdicts_json), None)
-        assert "cannot be used (Not a directory)" in why or "cannot be used (File exists)" in why
-
-    def test_a_run_that_is_broken_says_why(self, history: Path, run: RunDirectory) -> None:
-        judgement = read_judgement(run.verdicts_json)
-        run.run_json.write_text(json.dumps(as_json(run.read_run()) | {"started_at": "yesterday"}), encoding="utf-8")
-        assert "yesterday" in remember(history, run, judgement, None)

@@ -1,4 +1,4 @@
-"""A session's access to the site's history: read its nodes' earlier results and add the new ones."""
+"""What the site's history knows of the nodes of a run: their earlier results, and how recent runs of them ended."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
-from pytest_ddpscale.errors import BadInput, HistoryError
+from pytest_ddpscale.errors import HistoryError
 from pytest_ddpscale.history.past_run import known_versions, started_at_of
 from pytest_ddpscale.history.regression import BASELINE_SCHEMA_VERSION, Baseline, read_baseline
-from pytest_ddpscale.history.store import hosts_of, node_runs, reading, record_run
+from pytest_ddpscale.history.store import hosts_of, node_runs, reading
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory, read_file
-from pytest_ddpscale.run.verdicts import Judgement
 
 RECENT_DAYS = 7
 
@@ -65,15 +64,3 @@ def kept_baseline(measured: RunDirectory) -> Baseline | None:
     """The baseline that earlier verdicts on a run used; None without one. Raises RunDirectoryError if it is broken."""
     file = measured.baseline_json
     return read_file(file, Baseline, BASELINE_SCHEMA_VERSION) if file.exists() else None
-
-
-def remember(history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None) -> str:
-    """Add a run to the site's history. Returns why that failed; empty if it did not.
-
-    A failure does not affect the run, which can be added to the history later.
-    """
-    try:
-        record_run(history_file, run, judgement, evidence)
-    except BadInput as error:
-        return f"the history was not updated: {error}"
-    return ""
