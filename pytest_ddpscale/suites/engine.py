@@ -349,7 +349,9 @@ def tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
         run.write_json(run.path / name, content)
     for rows in found.tables:
         write_atomically(run.path / f"{rows.name}.csv", rows.csv())
-    if all(one.svg for one in found.drawn):
+    if lost := next((one.caption for one in found.drawn if not one.svg), ""):
+        print(f"figures {lost}")
+    else:
         write_pngs(found.drawn, run.plots)
     facts = facts_of(suite.name, measured.record, measured.evidence.gangs, measured.versions)
     blocks = found.blocks(confidence, facts)

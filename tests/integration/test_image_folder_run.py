@@ -112,7 +112,7 @@ def test_a_folder_that_is_missing_is_refused_before_ranks_start(
 ) -> None:
     assert main([*SUITE, f"--folder={tmp_path / 'nowhere'}"]) == 4
     assert re.fullmatch(
-        r"ddpscale: --folder: \S+/nowhere has no folder train; expected train/CLASS/IMAGE \(.*\)\.\n",
+        r"ddpscale: --folder: \S+/nowhere has no train/CLASS; expected train/CLASS/IMAGE \(.*\)\.\n",
         capsys.readouterr().err,
     )
 
