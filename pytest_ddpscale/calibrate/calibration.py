@@ -188,10 +188,10 @@ def calibrate(
     """
     every_case = cases_for(file, sku, Layout(1, runs[0].evidence.plan.layout.ranks_per_node))
     cases, left = _answerable(every_case)
-    unfit = dict[str, str]()
-    for run in reversed(runs):  # the first reason counts
-        unfit |= {host: why for host, why in unfit_nodes(every_case, run.evidence).items() if host in run.gpus}
-    excluded, hosts = dict(sorted(unfit.items())), sorted({host for run in runs for host in run.hosts})
+    unfit, hosts = dict[str, str](), sorted({host for run in runs for host in run.hosts})
+    for run in reversed(runs):  # the first reason counts, of a node that was left out of that run, too
+        unfit |= {host: why for host, why in unfit_nodes(every_case, run.evidence).items() if host in hosts}
+    excluded = dict(sorted(unfit.items()))
     measured = {case.id: Measured(case, _by_host(case, runs)).without(unfit) for case in cases}
     sets = [one for of_one in measured.values() for one in _value_sets(of_one)]
     for node, outlier in deviating_nodes(sets, math.floor(max_excluded * (len(hosts) - len(unfit)))).items():

@@ -471,9 +471,6 @@ class TrainedRun(Line, tag="trained_run"):
         study: id of the training run.
         gang: number of the gang.
         start_up_s: seconds from the supervisor's start of the launch until the first epoch, on rank 0's clock.
-        checkpoint_bytes: size of the weights and of the optimizer's state.
-        checkpoint_write_s: seconds in which rank 0 wrote them to its temporary folder, while the others waited.
-        checkpoint_read_s: seconds in which it read them back.
         parameters: number of parameters of the model.
         trainable_parameters: number of those that are trained.
         ranks: all of the gang, in order.
@@ -482,9 +479,6 @@ class TrainedRun(Line, tag="trained_run"):
     study: str
     gang: Count
     start_up_s: Span
-    checkpoint_bytes: Positive
-    checkpoint_write_s: Span
-    checkpoint_read_s: Span
     parameters: Positive
     trainable_parameters: Positive
     ranks: Some[RankTrained]

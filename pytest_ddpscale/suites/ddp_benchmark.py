@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from pytest_ddpscale.errors import ResultFileError
+from pytest_ddpscale.errors import OptionError, ResultFileError
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.judge.metrics import groups
 from pytest_ddpscale.judge.stats import estimate_of
@@ -170,7 +170,10 @@ def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95) -> Results
 
 def read_diff(paths: Sequence[Path], confidence: float) -> SuiteDiff:
     """The comparison of two reports, or of the run directories that have them. Raises BadInput."""
-    files = [read_ddp_benchmark(report_at(path) or path) for path in paths]
+    reports = [report_at(path) or path for path in paths]
+    if len({path.resolve() for path in reports}) < len(reports):
+        raise OptionError("RUN_DIR", f"found {paths[0]} twice", "two reports")
+    files = [read_ddp_benchmark(path) for path in reports]
     a, b = (results_of_file(one, confidence) for one in files)
     return diff_of(a, b, kind="pytorch-ddp", told=[*_diff_lines(files, a.tables[0].rows, b.tables[0].rows)])
 

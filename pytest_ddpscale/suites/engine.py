@@ -255,11 +255,13 @@ class SuiteSource(EvidenceSource):
             self.measured_run.write_json(self.measured_run.suite_json, said)
             return
         self.refuse_other_devices(first)
-        begun = run.read_plan()
-        if not {*first.timed, *first.training_runs} <= {*begun.timed, *begun.training_runs}:
+        begun, said = run.read_plan(), run.read_suite()
+        is_begun = {*first.timed, *first.training_runs} <= {*begun.timed, *begun.training_runs}
+        if said.get("suite") != self._suite.name or not is_begun:
             expected = "the command and options that it was begun with"
             raise OptionError("--ddp-resume", f"{run.path} measures something else", expected)
         super()._open()
+        run.write_json(run.suite_json, said | {"confidence": self.subject.settings.confidence})
 
     def measure_and_report(self) -> int:
         """Measure the plan, then a further plan from its results, and report, also if it fails. Returns the exit code.

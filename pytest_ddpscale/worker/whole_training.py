@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from tempfile import TemporaryFile, gettempdir
 from typing import Any
 
 import torch
@@ -115,10 +113,10 @@ class WholeTraining:
         optimizers: dict[str, Callable[..., torch.optim.Optimizer]] = {
             "sgd": partial(torch.optim.SGD, momentum=0.9), "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
         }  # fmt: skip
-        self._optimizer = optimizers[run.optimizer](self._model.parameters(), lr=run.learning_rate)
-        self._steps = StepCounter(self._optimizer)
+        optimizer = optimizers[run.optimizer](self._model.parameters(), lr=run.learning_rate)
+        self._steps = StepCounter(optimizer)
         scaler = new_scaler(run.workload, device.torch_device)
-        self._trainer = Trainer(self._call, self._optimizer, (), run.workload, scaler)
+        self._trainer = Trainer(self._call, optimizer, (), run.workload, scaler)
 
     def _epoch(self, epoch: int) -> str:
         """Train and validate. Returns an error message if the loss is not finite, else an empty string."""
@@ -202,38 +200,10 @@ class WholeTraining:
                 yield Fed(inputs[:left], targets[:left])
             left = max(0, left - len(targets))
 
-    def _checkpoint(self) -> dict[str, float]:
-        """Rank 0 writes weights and the optimizer's state into the temporary folder, to the disk, and reads them back.
-
-        Returns:
-            fields of `TrainedRun`: bytes, seconds of writing and of reading.
-
-        Raises:
-            RuntimeError: what was read is not what was written.
-        """
-        state = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
-        with TemporaryFile() as file:
-            began_s = time.perf_counter()
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-            written_s, size = time.perf_counter(), file.tell()
-            file.seek(0)
-            read = torch.load(file, map_location=self._context.device.torch_device)["model"]
-            self._context.device.synchronize()
-            read_s = time.perf_counter() - written_s
-        parameters = dict(self._model.named_parameters())
-        if checksum(read[name] for name in parameters) != checksum(parameters.values()):
-            found = f"a checkpoint of {size} bytes in {gettempdir()} was read"
-            raise RuntimeError(f"{found} with other weights than written: look at that disk")
-        return {"checkpoint_bytes": size, "checkpoint_write_s": written_s - began_s, "checkpoint_read_s": read_s}
-
     def _tell_end(self) -> None:
         self._training.close()
         self._validation.close()
         control, device = self._context.control, self._context.device.torch_device
-        self._say("checkpoint")
-        checkpoint = control.decided(f"{self._run.id}/checkpoint", self._checkpoint)
         is_gpu = device.type == "cuda"
         part = RankTrained(
             rank=control.rank,
@@ -244,7 +214,7 @@ class WholeTraining:
         )
         counts = [(one.numel(), one.requires_grad) for one in self._model.parameters()]
         told = partial(
-            TrainedRun, study=self._run.id, gang=self._context.gang, start_up_s=self._start_up_s, **checkpoint,
+            TrainedRun, study=self._run.id, gang=self._context.gang, start_up_s=self._start_up_s,
             parameters=sum(count for count, _ in counts),
             trainable_parameters=sum(count for count, trains in counts if trains),
         )  # fmt: skip

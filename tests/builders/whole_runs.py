@@ -71,7 +71,6 @@ def end_of(
 ) -> TrainedRun:
     return TrainedRun(
         study=run.id, gang=gang, start_up_s=start_up_s, parameters=1000, trainable_parameters=trainable_parameters,
-        checkpoint_bytes=8000, checkpoint_write_s=0.25, checkpoint_read_s=0.125,
         ranks=_of_ranks(RankTrained, run.world_size, {"parameters_checksum": "0" * 15 + "1", **of_ranks}),
     )  # fmt: skip
 

@@ -82,26 +82,9 @@ def test_losses_and_accuracy_of_two_ranks_are_those_of_one_over_the_same_images(
     assert alone[1].mean_loss < alone[0].mean_loss, "it can be learnt"
     assert 5 < end.start_up_s < 35, "from the beginning of the launch"
     assert end.parameters == end.trainable_parameters == 1024 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10
-    assert end.checkpoint_bytes > 2 * 4 * end.parameters, "momentum, too"
-    assert end.checkpoint_write_s > 0 < end.checkpoint_read_s
     (rank,) = end.ranks
     assert (rank.allocated_bytes, rank.reserved_bytes) == (None, None), "nobody counts on a CPU"
     assert rank.skipped_steps == 0
-
-
-def test_a_checkpoint_that_is_read_with_other_weights_is_an_error(
-    gloo_of_one: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = torch.load
-
-    def spoilt(*of: Any, **options: Any) -> Any:
-        state = read(*of, **options)
-        next(iter(state["model"].values())).view(-1)[0] += 1
-        return state
-
-    monkeypatch.setattr(torch, "load", spoilt)
-    with pytest.raises(RuntimeError, match=r"a checkpoint of [0-9]+ bytes in .* was read with other weights"):
-        carried_out(run_of(1))
 
 
 def test_steps_that_the_loss_scaler_skips_are_counted(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
