@@ -170,6 +170,9 @@ def test_wrong_results_and_failed_checks_leave_a_node_out(sound: list[PastRun]) 
     assert set(unfit) == {HOSTS[1], HOSTS[4]}
     assert "ecc" in unfit[HOSTS[4]]
     assert calibrated(runs).excluded == unfit
+    others = {host: gpus for host, gpus in runs[2].gpus.items() if host != HOSTS[4]}
+    without = replace(runs[2], gpus=others)
+    assert HOSTS[4] in calibrated([*sound[:2], without]).excluded, "left out of that run because it failed a check"
 
 
 def test_too_many_that_do_not_belong_are_refused() -> None:

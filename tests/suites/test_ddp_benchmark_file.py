@@ -179,13 +179,18 @@ def steps(slower: float = 1.0, model: str = "vgg16") -> Any:
 def test_slower_files_and_steps_too_few_for_an_interval_fail(tmp_path: Path, capsys: Capture) -> None:
     short = steps()
     short["benchmark_results"][0]["result"][-1]["measurements"] = [0.1] * 10  # five of each rank have no interval
-    said = {"a": steps(), "b": steps(1.1), "short": short}
-    a, b, c = (written(tmp_path / f"{name}.json", one) for name, one in said.items())
+    less = steps()
+    less["benchmark_results"][0]["result"].pop()
+    said = {"a": steps(), "b": steps(1.1), "short": short, "less": less}
+    a, b, c, d = (written(tmp_path / f"{name}.json", one) for name, one in said.items())
     assert main(["compare", b, a, "--fail-below", "5%"]) == 0, "faster is no loss"
     capsys.readouterr()
     worse = [f"vgg16, 32, {size}: Mean s" for size in ("no ddp", "1M/1G", "1M/2G")]
-    for other, named in ((b, {"worse": worse, "lost": []}), (c, {"worse": [], "lost": worse[-1:]})):
-        assert main(["compare", a, other, "--format", "json", "--fail-below", "5%"]) == 1
+    for one, other, named in (
+        (a, b, {"worse": worse, "lost": []}), (a, c, {"worse": [], "lost": worse[-1:]}),
+        (c, d, {"worse": [], "lost": ["vgg16, 32, 1M/2G"]}),
+    ):  # fmt: skip
+        assert main(["compare", one, other, "--format", "json", "--fail-below", "5%"]) == 1
         found = json.loads(capsys.readouterr().out)
         assert (named | {"fails": True, "kind": "pytorch-ddp"}).items() <= found.items()
 
@@ -195,6 +200,7 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path, capsys: Capture
     other = written(tmp_path / "b.json", steps(model="resnet50"))
     for arguments, why in (
         (["compare", a, other], "found no number that has an interval in both; expected two runs of one suite"),
+        (["compare", a, a], f"found {a} twice; expected two reports"),
         (["compare", a, run], f"{run}: cannot be read"), (["compare", run, a], f"{run}: cannot be read"),
         (["compare", a], "found 1; expected two runs"),
         (["import", "pytorch-ddp", "none.json"], "none.json: cannot be read as a report (No such file or directory)"),

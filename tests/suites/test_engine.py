@@ -205,12 +205,16 @@ def test_a_run_that_was_killed_is_resumed_by_the_same_command(capsys: Capture) -
         before = len(again.read_records())
         assert main([*SMALL, "--ddp-resume=run"]) == 0, "of a whole run nothing is measured again"
         assert len(RunDirectory.open(Path("run")).read_records()) == before
+        assert main([*SMALL, "--ddp-resume=run", "--ddp-confidence=0.99"]) == 0
+        assert run.read_suite()["confidence"] == 0.99
     capsys.readouterr()
+    by_variables = ["tune", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--try=NCCL_ALGO=Ring", "--ddp-resume=run"]
+    assert main(by_variables) == USER_ERROR, "its first plan is empty"
     for other in (["--batches=2,8"], ["--ddp-gpus-per-node=1"]):
         assert main([*SMALL, *other, "--ddp-resume=run"]) == USER_ERROR
     assert main(["suite", "inference", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--ddp-resume=run"]) == USER_ERROR
     told = capsys.readouterr().err
-    assert told.count("run measures something else; expected the command and options that it was begun with") == 2
+    assert told.count("run measures something else; expected the command and options that it was begun with") == 3
     assert "1 devices on 1 nodes can be used here, but run was started with 2 on 1" in told
 
 
