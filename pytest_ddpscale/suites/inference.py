@@ -43,11 +43,12 @@ class Inference(Suite):
 
     name = "inference"
     takes = OF_STEPS
+    batches = "images of a pass"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for model and batches."""
         add_image_model(parser)
-        adder(parser)("--batches", "N,N", counts(MOST_BATCH), "images of a pass", "32,64,128,256")
+        adder(parser)("--batches", "N,N", counts(MOST_BATCH), self.batches, "32,64,128,256")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each batch, the smallest first; a batch that exceeds the memory ends only its own study."""
@@ -100,6 +101,7 @@ class DataParallel(Inference):
     """Throughput and communication share of DataParallel by batch, beside one device and a rank on each."""
 
     name = "data-parallel"
+    batches = "images of a pass, rounded up to a multiple of the devices"
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each batch, the smallest first; all devices share it, rounded up to a multiple of them."""
