@@ -148,18 +148,18 @@ def within(
     return parse
 
 
-def count_up_to(most: int) -> Callable[[str], int]:
-    """Make a parser of a whole number from 1 to `most`."""
-    return within(_whole, 1, most)
+def whole(most: int, least: int = 1) -> Callable[[str], int]:
+    """Make a parser of a whole number from `least` to `most`."""
+    return within(_count, least, most)
 
 
-def _whole(text: str) -> float:
+def _count(text: str) -> float:
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else math.nan
 
 
 def number_of_rounds(text: str) -> int:
     """Rounds of a study, at least as many as a decision needs."""
-    rounds = count_up_to(MOST_ROUNDS)(text)
+    rounds = whole(MOST_ROUNDS)(text)
     from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 
     if rounds < FEWEST_ROUNDS:
@@ -171,14 +171,14 @@ def number_of_profiled_steps(text: str) -> int:
     """Number of steps of each arm to profile."""
     from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS
 
-    return count_up_to(MOST_PROFILED_STEPS)(text)
+    return whole(MOST_PROFILED_STEPS)(text)
 
 
 def world_sizes(text: str) -> tuple[int, ...]:
     """World sizes, each once, in ascending order."""
     from pytest_ddpscale.plan.study import MOST_RANKS
 
-    sizes = within(_whole, 1, MOST_RANKS, f"world sizes such as 1,2,4, from 1 to {MOST_RANKS}")
+    sizes = within(_count, 1, MOST_RANKS, f"world sizes such as 1,2,4, from 1 to {MOST_RANKS}")
     return tuple(sorted({sizes(part.strip()) for part in text.split(",")}))
 
 
@@ -309,9 +309,9 @@ class Settings:
         'command that reaches a host instead of ssh, such as "kubectl exec -i {host} --"', default="")
     remote_python: str | None = _option("--ddp-remote-python", "PATH", str, "measuring",
         "Python on hosts reached by ssh or --ddp-exec; default: the one that runs pytest")
-    nodes: int | None = _option("--ddp-nodes", "N", count_up_to(MOST_NODES), "measuring",
+    nodes: int | None = _option("--ddp-nodes", "N", whole(MOST_NODES), "measuring",
         "number of nodes to use; default: all named nodes, all of the Slurm allocation, else 1")
-    gpus_per_node: int | None = _option("--ddp-gpus-per-node", "N", count_up_to(MOST_PER_NODE), "measuring",
+    gpus_per_node: int | None = _option("--ddp-gpus-per-node", "N", whole(MOST_PER_NODE), "measuring",
         "GPUs (CPU: ranks) to use per node; default: all")
     world_sizes: tuple[int, ...] | None = _option("--ddp-world-sizes", "1,2,4", world_sizes, "one run",
         "test only requirements of these world sizes")

@@ -21,7 +21,7 @@ from PIL import Image
 from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, DatasetRecord
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.run.record_lines import line_of
-from pytest_ddpscale.settings import count_up_to
+from pytest_ddpscale.settings import whole
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.orphans import die_with_parent
 
@@ -39,11 +39,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = adder(parser)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to create; it must not exist")
-    add(
-        "--images", "N", count_up_to(_MOST_IMAGES), "number of training images; a tenth as many are written to validate"
-    )
-    add("--classes", "C", count_up_to(10**6), "number of classes, at most a tenth of --images")
-    add("--image-size", "P", count_up_to(10**4), "height and width, in pixels")
+    add("--images", "N", whole(_MOST_IMAGES), "number of training images; a tenth as many are written to validate")
+    add("--classes", "C", whole(10**6), "number of classes, at most a tenth of --images")
+    add("--image-size", "P", whole(10**4), "height and width, in pixels")
     parser.add_argument(
         "--like", choices=tuple(KNOWN_SIZES), help="sizes of a published data set, where an option does not say another"
     )

@@ -14,9 +14,9 @@ from pytest_ddpscale.launch.environment import launch_here
 from pytest_ddpscale.launch.supervisor import interrupted_by_termination
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.settings import AUTO, share_between
+from pytest_ddpscale.settings import AUTO, share_between, whole
 from pytest_ddpscale.suites.engine import SuiteNodes, nodes_of
-from pytest_ddpscale.suites.options import MOST_BATCH, MOST_RANKS, add_workloads, at_most, whole, workloads_of
+from pytest_ddpscale.suites.options import MOST_BATCH, MOST_RANKS, add_workloads, at_most, workloads_of
 from pytest_ddpscale.suites.results import cell
 from pytest_ddpscale.thresholds.site_file import Overlay, refuse_unwritable, write_overlay
 from pytest_ddpscale.util.command_parser import adder

@@ -37,9 +37,10 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.strict_json import Positive, parse_strict_json
+from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.comparing import SuiteDiff, diff_of
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, above_zero, image_model, several, whole
+from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, above_zero, image_model, several
 from pytest_ddpscale.suites.results import Column, Results, Row, Rows
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Block, Listing, Section

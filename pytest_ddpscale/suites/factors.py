@@ -19,6 +19,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import BYTES_PER_GRADIENT, Workload
+from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.options import (
     MOST_BATCH,
@@ -30,7 +31,6 @@ from pytest_ddpscale.suites.options import (
     image_model,
     image_workload,
     several,
-    whole,
 )
 from pytest_ddpscale.suites.results import Column, Results, Row, Rows
 from pytest_ddpscale.util.command_parser import adder

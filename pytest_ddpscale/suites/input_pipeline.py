@@ -18,8 +18,9 @@ from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, ImageFolderData
 from pytest_ddpscale.report.where_time_goes import waited_s_per_step
+from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, add_image_model, counts, image_workload, whole
+from pytest_ddpscale.suites.options import MOST_BATCH, add_image_model, counts, image_workload
 from pytest_ddpscale.suites.results import Column, Results, Row, Rows, cell
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent

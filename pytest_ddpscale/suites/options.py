@@ -14,6 +14,7 @@ from pytest_ddpscale.families import family_of, known_models
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.settings import whole
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.util.command_parser import adder
 
@@ -33,17 +34,6 @@ def several(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
 def counts(most: int, least: int = 1) -> Callable[[str], list[int]]:
     """A parser of whole numbers, each once, ascending; at least one."""
     return lambda text: sorted(several(whole(most, least))(text))
-
-
-def whole(most: int, least: int = 1) -> Callable[[str], int]:
-    """A parser of a whole number."""
-
-    def read(text: str) -> int:
-        if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
-            raise ValueError(f"a whole number from {least} to {most}")
-        return int(text)
-
-    return read
 
 
 def above_zero(text: str) -> float:

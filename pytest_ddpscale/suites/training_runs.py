@@ -34,7 +34,7 @@ from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, Split
 from pytest_ddpscale.report.scaling import MeasuredSize, ScalingSeries, TrainingJob, scaling_facts, sweet_spots
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
-from pytest_ddpscale.settings import share_between
+from pytest_ddpscale.settings import share_between, whole
 from pytest_ddpscale.suites.engine import MeasuredSuite, Suite, SuiteNodes, mean_estimate
 from pytest_ddpscale.suites.options import (
     MOST_BATCH,
@@ -46,7 +46,6 @@ from pytest_ddpscale.suites.options import (
     counts,
     image_model,
     image_workload,
-    whole,
 )
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
 from pytest_ddpscale.util.command_parser import adder

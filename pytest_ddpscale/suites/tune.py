@@ -29,7 +29,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.table import GrowingColumns
-from pytest_ddpscale.settings import on_or_off, one_of, read_value
+from pytest_ddpscale.settings import on_or_off, one_of, read_value, whole
 from pytest_ddpscale.suites.engine import (
     OF_TRAINING,
     Measured,
@@ -39,7 +39,7 @@ from pytest_ddpscale.suites.engine import (
     geometric_mean_estimate,
 )
 from pytest_ddpscale.suites.nccl_variables import NCCL_VARIABLES
-from pytest_ddpscale.suites.options import MOST_BATCH, PRECISIONS, above_zero, add_workloads, whole, workloads_of
+from pytest_ddpscale.suites.options import MOST_BATCH, PRECISIONS, above_zero, add_workloads, workloads_of
 from pytest_ddpscale.suites.results import Column, Results, Row, Rows, cell, ends
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.nearest import did_you_mean

@@ -7,8 +7,9 @@ import argparse
 import pytest
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.inference import Inference
-from pytest_ddpscale.suites.options import counts, several, whole, workload_of
+from pytest_ddpscale.suites.options import counts, several, workload_of
 from tests.builders.clusters import thresholds
 
 SKUS = thresholds().thresholds.skus
