@@ -74,8 +74,9 @@ class Judged:
         self.flags, self.against = dict[int, tuple[Flag, ...]](), dict[int, AgainstSlowest]()
         self.culprits = dict[int, tuple[Culprit, ...]]()
         requirement, definition = self.case.requirement, self.case.requirement.definition
-        # A share may be 0, and a difference of two arms negative.
-        least = 0.0 if definition.scale == "differences" and definition.baseline is None else -math.inf
+        # A share may be 0, and a difference of two arms negative, as may what `of_all_time` makes of shares.
+        is_share = definition.scale == "differences" and definition.baseline is None
+        least = 0.0 if is_share and not definition.reads_utilization else -math.inf
         codes, self._why = found.against(requirement.bound, -1 if definition.upper_bound else 1, least)
         self.codes = np.where(found.rounds == 0, ABSENT, codes)
         are_noted = ~np.isnan(found.drifts + found.low) | found.are_single

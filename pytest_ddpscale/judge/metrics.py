@@ -246,6 +246,25 @@ def slowness_of(times_s: FloatArray, groups: Sequence[IntArray]) -> FloatArray:
     return factors
 
 
+def of_all_time(shares: FloatArray, lengths: FloatArray) -> FloatArray:
+    """Series whose mean is the share of the time of all windows together, and which vary as it does, (places, rounds).
+
+    A ratio of two sums, linearized (Cochran, "Sampling Techniques", 3rd ed., 1977, section 6.3). The mean of the shares
+    would count windows of one second and of ten alike, though a busy machine leaves less of the long one. A value of a
+    series can be below 0; an impossible share is -inf.
+
+    Args:
+        shares: of each window, NaN if unknown, (places, rounds).
+        lengths: of the windows, (places, rounds).
+    """
+    are_possible = (shares >= 0) & np.isfinite(shares)
+    known = np.where(are_possible, shares, np.nan)
+    lengths = np.where(np.isnan(known), np.nan, lengths)
+    weights = lengths / _mean(lengths, axis=1)[:, np.newaxis]
+    share = _mean(weights * known, axis=1)[:, np.newaxis]
+    return np.where(are_possible | np.isnan(shares), share + weights * (known - share), -np.inf)
+
+
 def _mean(values: FloatArray, axis: int) -> FloatArray:
     """Mean of the values that are not NaN; NaN if there are none."""
     count = (~np.isnan(values)).sum(axis=axis)

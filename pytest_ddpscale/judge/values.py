@@ -39,6 +39,7 @@ from pytest_ddpscale.judge.metrics import (
     errors_of,
     groups,
     last_round,
+    of_all_time,
     slowness_of,
 )
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
@@ -79,6 +80,7 @@ class Values(Generic[P]):
         broken: why nothing counts, though there may be values: it was not planned, broke or was interrupted; else None.
         errors: relative error of a place that has a single imported sample, else NaN, (places,).
         of_launch: as of `estimate`.
+        weights: lengths of what each sample is a share of, (places, rounds); None if all count alike.
     """
 
     scale: Scale
@@ -89,6 +91,7 @@ class Values(Generic[P]):
     broken: Reason | None = None
     errors: FloatArray | float = math.nan
     of_launch: FloatArray | float = 0.0
+    weights: FloatArray | None = None
 
     def __truediv__(self, constant: float) -> Values[P]:
         """Relative to a constant of the SKU."""
@@ -105,7 +108,8 @@ class Values(Generic[P]):
 
     def estimated(self, confidence: FloatArray | float, limit: int = 0) -> Estimated:
         """Values and intervals of all places; the arguments are those of `estimate`."""
-        return estimate(self.samples, self.scale, confidence, limit, self.errors, of_launch=self.of_launch)
+        samples = self.samples if self.weights is None else of_all_time(self.samples, self.weights)
+        return estimate(samples, self.scale, confidence, limit, self.errors, of_launch=self.of_launch)
 
 
 _NOTHING: Values[Any] = Values("factors", (), np.zeros(0, np.int64), np.zeros((0, 0)))
@@ -181,7 +185,8 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     errors, of_launch = errors_of(metric, arms), OF_LAUNCH * (metric.is_rate and evidence.plan.device_type == "cuda")
     factors, reaches = at_the_end(found.places, question, study, evidence)
     samples, of_places = samples * factors, np.hypot(of_launch, reaches)
-    return Values(metric.scale, found.places, numbers, samples, missing, broken, errors, of_places)
+    weights = arms.measured.most(arms.measured.seconds).T if metric.reads_utilization else None
+    return Values(metric.scale, found.places, numbers, samples, missing, broken, errors, of_places, weights)
 
 
 def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:
