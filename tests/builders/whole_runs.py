@@ -23,7 +23,7 @@ from pytest_ddpscale.run.records import (
 from pytest_ddpscale.suites.engine import MeasuredSuite
 from tests.builders.records import gang_on
 from tests.builders.rounds import columns_of
-from tests.suites.run_records import SUITE_RECORD
+from tests.suites.planned import SUITE_RECORD
 
 BATCH, EPOCHS = 8, 3
 T = TypeVar("T", RankEpoch, RankTrained)

@@ -22,21 +22,13 @@ from pytest_ddpscale.datasets.make_dataset import KNOWN_SIZES, write_dataset, wr
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet
 from pytest_ddpscale.suites.training_runs import read_set
-from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.rows import rows
-from tests.suites.conftest import exit_code
+from tests.suites.conftest import refused
 from tests.suites.published_whole_runs import DATA_SETS
 
 COMMAND = ("--images=73", "--classes=5", "--image-size=16")
 SMALL = DatasetRecord(images={"train": 73, "val": 7}, classes=5, image_size=16)
 EPOCHS = 5  # of the published script for tiny-224
-
-
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> str:
-    """What is said of a command that writes nothing."""
-    assert exit_code("make-dataset", str(folder), *options) == USER_ERROR
-    (line,) = capsys.readouterr().err.splitlines()
-    return line.partition(": ")[2]
 
 
 def test_the_command_writes_both_splits_by_class_and_says_how_many(
@@ -47,14 +39,16 @@ def test_the_command_writes_both_splits_by_class_and_says_how_many(
     told = rf"{folder}: 73 images to train, 7 to validate, 5 classes, 16 px, 0\.\d MB"
     assert re.match(told, capsys.readouterr().out)
     assert read_dataset_record(folder) == SMALL
-    counts = [[len(list(one.iterdir())) for one in sorted((folder / split).iterdir())] for split in ("train", "val")]
-    assert counts == [[15, 15, 15, 14, 14], [2, 2, 1, 1, 1]]
+    counts = [len([*one.iterdir()]) for split in ("train", "val") for one in sorted((folder / split).iterdir())]
+    assert counts == [15, 15, 15, 14, 14, 2, 2, 1, 1, 1]
     with Image.open(folder / "train/class-000004/00000019.jpg") as image:
         assert (image.format, image.size, image.mode) == ("JPEG", (16, 16), "RGB")
     assert read_set("folder", folder) == SampleSet("folder", "images", 73, 7, 5, str(folder))
     pixels, labels, problem = read_samples(str(folder), "val", ImageFamily("resnet18", 8)).__getitems__([0, 6])
     assert (pixels.shape, labels.tolist(), problem) == ((2, 3, 8, 8), [0, 4], "")
-    assert refused(capsys, folder, *COMMAND).startswith(f"FOLDER: {folder} already exists; expected the name of a new")
+    assert f"FOLDER: {folder} already exists; expected the name" in refused(
+        capsys, "make-dataset", str(folder), *COMMAND
+    )
 
 
 def test_a_run_that_is_killed_leaves_no_folder_of_that_name_and_the_next_one_says_so(
@@ -68,7 +62,8 @@ def test_a_run_that_is_killed_leaves_no_folder_of_that_name_and_the_next_one_say
             time.sleep(0.1)
         process.kill()
     assert not folder.exists()
-    assert refused(capsys, folder, *COMMAND).startswith(f"FOLDER: {folder}.incomplete already exists; expected the")
+    said = refused(capsys, "make-dataset", str(folder), *COMMAND)
+    assert f"FOLDER: {folder}.incomplete already exists; expected the" in said
     size = -1
     while size != (now := sum(1 for _ in tmp_path.glob("images.incomplete/*/*/*"))):  # nobody writes on
         assert time.monotonic() < ends_s
@@ -106,23 +101,14 @@ def test_classes_can_be_learnt(tmp_path: Path) -> None:
     assert sum(one != place // 5 for place, one in enumerate(found)) <= 2
 
 
-@rows("name", KNOWN_SIZES)
-def test_published_sizes_fit_the_times_that_are_published_with_them(name: str) -> None:
-    """What k GPUs save is what is trained: images x epochs x (1/throughput of one - 1/throughput of k)."""
+@rows(("name", "off_by"), [("tiny-224", 0.025), ("micro-224", 0.07)])
+def test_published_sizes_fit_the_times_that_are_published_with_them(name: str, off_by: float) -> None:
+    """What k GPUs save is what is trained: images x epochs x (1/throughput of one - 1/throughput of k).
+
+    micro-224 comes to 5 to 7 % fewer than its log says: 32 ranks with 3 batches of 128.
+    """
     (alone_s, alone), *others = (tuple(map(float, DATA_SETS[name][gpus][:2])) for gpus in (1, 2, 4, 32))
     for seconds, samples_per_s in others:
         of_epoch = (alone_s - seconds) / (1 / alone - 1 / samples_per_s) / EPOCHS
-        # micro-224 comes to 5 to 7 % fewer than its log says: 32 ranks with 3 batches of 128.
-        assert of_epoch == pytest.approx(KNOWN_SIZES[name][0], rel=0.025 if name == "tiny-224" else 0.07)
+        assert of_epoch == pytest.approx(KNOWN_SIZES[name][0], rel=off_by)
     assert KNOWN_SIZES["micro-224"][0] == 32 * 3 * 128
-
-
-@rows(("options", "expected"), [
-    ("--images=10", "--images, --classes, --image-size: not all are given; expected numbers, or --like for all sizes."),
-    ("--images=10 --classes=2 --image-size=0", "argument --image-size: found '0'; expected a whole number from 1"),
-    ("--like=micro-224 --classes=9999", "--classes: found 9999 for 1228 images to validate; expected at most one"),
-])  # fmt: skip
-def test_a_wrong_option_is_one_sentence(
-    tmp_path: Path, options: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert refused(capsys, tmp_path / "images", *options.split()).startswith(expected)

@@ -1,27 +1,11 @@
-"""A suite measured on real ranks, the way each suite's test wants it."""
+"""A command that a user mistyped, or that argparse may end."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.run.run_directory import RunDirectory
-from tests.forks.launcher import forking_here
-
-
-def promises_any_memory() -> bool:
-    """Whether the kernel refuses nobody memory, and ends whoever uses it."""
-    said = Path("/proc/sys/vm/overcommit_memory")
-    return said.exists() and said.read_text().strip() == "1"
-
-
-NEEDS_REFUSED_MEMORY = pytest.mark.skipif(
-    promises_any_memory(), reason="vm.overcommit_memory is 1: no allocation fails"
-)
-MeasuredAndTold = Callable[..., tuple[RunDirectory, str]]
+from pytest_ddpscale.util.command_parser import USER_ERROR
 
 
 def exit_code(*arguments: str) -> int:
@@ -32,23 +16,11 @@ def exit_code(*arguments: str) -> int:
         return int(ended.code or 0)
 
 
-@pytest.fixture
-def measured_and_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> MeasuredAndTold:
-    """Runs `ddpscale ARGUMENTS`, then `ddpscale report`, which has to say the same. Returns the run, and what was said.
-
-    Ranks are forks and hardly warm up: how fast they are is nothing that these tests ask.
-    """
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str, exit_code: int = 0) -> tuple[RunDirectory, str]:
-        with forking_here():
-            assert main([*arguments, "--ddp-run-dir=measured"]) == exit_code
-        told = capsys.readouterr().out
-        measured = RunDirectory.open(tmp_path / "measured")
-        assert main(["report", str(measured.path)]) == exit_code
-        assert capsys.readouterr().out.splitlines()[:-1] == told.splitlines()[:-1]
-        return measured, told
-
-    return run
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that is said of a mistake."""
+    capsys.readouterr()
+    assert exit_code(*arguments) == USER_ERROR, arguments
+    told = capsys.readouterr()
+    (line,) = told.err.splitlines()
+    assert told.out == ""
+    return line

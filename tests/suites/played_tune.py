@@ -13,7 +13,7 @@ from pytest_ddpscale.suites.engine import MeasuredSuite, SuiteNodes, nodes_of
 from pytest_ddpscale.suites.tune import Tune, setting_of
 from tests.builders.judged import evidence_of_plan, measure
 from tests.builders.measurements import Measurement
-from tests.suites.run_records import SUITE_RECORD
+from tests.suites.planned import SUITE_RECORD
 
 USUAL_SAMPLES_PER_S = 100.0
 

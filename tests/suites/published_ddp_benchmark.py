@@ -6,9 +6,7 @@ images per GPU. Written from its two tables.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect
-from pathlib import Path
 from typing import Any, NamedTuple
 
 BATCH = 32
@@ -120,12 +118,8 @@ def report(tables: Tables, **configuration: Any) -> dict[str, Any]:
             "bucket_size": 25, "benchmark_results": results, **configuration}  # fmt: skip
 
 
-def bucket_size_1_report() -> dict[str, Any]:
-    """The test of its diff; one GPU without DDP, which diff.py passes over, is that of the example output."""
-    return report({model: {"no ddp": EXAMPLE[model]["no ddp"], **rows} for model, rows in DIFF.items()}, bucket_size=1)
-
-
-def written(path: Path, said: Any) -> str:
-    """A file of that."""
-    path.write_text(json.dumps(said), encoding="utf-8")
-    return str(path)
+# With the diff, whose test has no row of one GPU without DDP, that of the example output.
+REPORT = report(EXAMPLE)
+SMALL_BUCKETS = report(
+    {model: {"no ddp": EXAMPLE[model]["no ddp"], **rows} for model, rows in DIFF.items()}, bucket_size=1
+)
