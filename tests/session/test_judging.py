@@ -103,13 +103,13 @@ def test_what_the_run_lacks_is_told(opened: Open, old: RunDirectory, status: str
     old.append_record(ArmProfile(study="weak/r", arm="alone", gang=0, rank=0, problem="saw no GPU kernel"))
     for number, notes in enumerate(([refused] * 2, [refused] * 2, ["", absent]), 1):
         old.append_record(gang_on(["n1"], 2, number=number, numa_note=notes))
-    notes = judged(opened, old).conclude(interrupted=False, spoiled=()).notes
-    assert {*notes} - {*before} == {
+    found = judged(opened, old).conclude(interrupted=False, spoiled=()).notes
+    assert {*found} - {*before} == {
         "--ddp-profile: no profile of weak/r, alone: saw no GPU kernel", f"rank 0 on n1 and 1 more: {refused}",
         f"rank 1 on n1: {absent}", "imported", "n9 was left out: too old",
         f"run.json says {status}: its session did not end regularly, or still runs",
     }  # fmt: skip
-    assert notes[0] == f"judged from {old.path} without a new measurement"
+    assert found[0] == f"judged from {old.path} without a new measurement"
 
 
 def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(opened: Open, old: RunDirectory) -> None:
