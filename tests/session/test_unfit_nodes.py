@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pytest_ddpscale.launch.launcher import Cluster, Launch
 from pytest_ddpscale.launch.supervisor import NotAdmitted
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.record_lines import Unfit
-from pytest_ddpscale.run.records import StudyEnd, gangs_by_number
+from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.verdicts import Judgement
@@ -24,8 +24,7 @@ from pytest_ddpscale.session.open import THIS_MACHINE, Machine
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.settings import UNFIT
 from tests.approved import assert_approved, masked
-from tests.builders.records import gang_on, steady_block
-from tests.builders.sessions import SAMPLES_PER_S, THRESHOLDS, Open
+from tests.builders.sessions import THRESHOLDS, InstantGang, Open
 
 PER_NODE = 2
 THREE = ("n1", "n2", "n3")
@@ -36,43 +35,29 @@ CHECKED = THRESHOLDS.replace("    requirements: []\n", "    requirements: [{chec
 )
 
 
-class SurveyedGang:
-    """In place of the supervisor: nodes are what their surveys say, and those that are admitted measure at once."""
+class SurveyedGang(InstantGang):
+    """Nodes are what their surveys say, and those that are admitted measure at once."""
 
-    launches: list[SurveyedGang] = []  # noqa: RUF012 (each test has a list of its own)
+    launches: list[Any] = []  # noqa: RUF012 (each test has a list of its own)
     cores: dict[str, int] = {}  # noqa: RUF012 (likewise; of a node that is not there: as many as ranks)
     problem = ""
-    breaks = ""
 
-    def __init__(
-        self, launch: Launch, run: RunDirectory, limits: object, listener: object, *, isolate: bool, judge: object,
-        admit: Callable[[Sequence[Survey]], str],
-    ) -> None:  # fmt: skip
-        self.launch, self.run, self.admit = launch, run, admit
+    def __init__(self, launch: Launch, *given: Any, **named: Any) -> None:
+        super().__init__(launch, *given, **named)
+        self.launch: Launch = launch
         self.measured: tuple[str, ...] = ()
 
     def measure(self, plan: Plan) -> None:
-        self.plan = plan
-        self.launches.append(self)
-        hosts = self.launch.hosts or THREE[: plan.nodes]
+        self.plan, hosts = plan, self.launch.hosts or THREE[: plan.nodes]
         if plan.survey:
             found = [Survey(host, 1.7e9, self.problem, cores=self.cores.get(host, PER_NODE)) for host in hosts]
             self.run.append_records(found)
-            refused = self.admit(found)
-            if refused and plan.study_ids:
+            if (refused := self.admit(found)) and plan.study_ids:
                 raise NotAdmitted(refused)
-        number = len(gangs_by_number(self.run.read_records()))
-        if plan.study_ids:
-            self.run.append_record(gang_on(hosts, PER_NODE, number=number))
-        for study in plan.studies:
-            for arm in study.arms:
-                for round_ in range(study.rounds):
-                    ranks = plan.layout.ranks([arm], study.turn(plan.seed, round_))
-                    self.run.append_record(steady_block(study.id, arm, round_, ranks, SAMPLES_PER_S, number))
-            self.run.append_record(StudyEnd(study.id, "error" if self.breaks else "rounds", self.breaks))
+        self.hosts = self.measured = hosts
+        super().measure(plan)
         if plan.pairs is not None:
             self.run.append_record(StudyEnd(plan.pairs.id, "decided"))
-        self.measured = hosts
 
 
 class Stage:
