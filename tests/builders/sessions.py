@@ -47,7 +47,6 @@ skus:
     batch: {r: {per_gpu: 4, global: 8}}
     families: [both]
 """
-IDS = ["throughput_per_gpu[r-1rank]", "weak_scaling_efficiency[r-2rank]", "strong_scaling_speedup[r-8rank]"]
 SAMPLES_PER_S = 100.0
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +15,12 @@ from pytest_ddpscale.errors import HistoryError, OptionError, RunDirectoryError
 from pytest_ddpscale.history.regression import Baseline
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session import evidence
 from pytest_ddpscale.session import session as module
 from pytest_ddpscale.session.session import AcceptanceSession
-from tests.builders.sessions import IDS, SAMPLES_PER_S, InstantGang, Open, nothing
+from tests.approved import assert_approved, masked
+from tests.builders.sessions import InstantGang, Open, nothing
+from tests.session.conftest import told
 
 
 def test_only_what_is_selected_and_fits_is_planned(opened: Open) -> None:
@@ -38,27 +42,6 @@ def test_what_is_about_to_happen_is_on_disk_first(measuring: AcceptanceSession) 
     assert record.thresholds is not None
     assert record.thresholds.digests == source.subject.thresholds.digests
     assert record.versions["pytest_ddpscale"] == __version__
-
-
-def test_one_launch_answers_everything_planned_and_a_verdict_once_given_stays(
-    measuring: AcceptanceSession, gangs: list[InstantGang]
-) -> None:
-    first, second, third = measuring.source.cases
-    too_large = measuring.judge(third, nothing)
-    assert (too_large.outcome, too_large.reason) == ("not_measured", "needs 8 ranks; 2 can be used here")
-    assert gangs == []
-    verdicts = [measuring.judge(case, nothing) for case in (first, second)]
-    assert all(verdict.passed for verdict in verdicts)
-    assert [verdict.value for verdict in verdicts] == pytest.approx([SAMPLES_PER_S, 1.0])
-    assert measuring.judge(first, nothing) is verdicts[0]
-    assert len(gangs) == 1
-    assert measuring.source.evidence is not None
-
-
-def test_a_study_that_breaks_is_an_error(measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InstantGang, "breaks", "rank 1 on here failed in warm-up: no memory")
-    verdict = measuring.judge(measuring.source.cases[0], nothing)
-    assert (verdict.outcome, verdict.reason) == ("error", "rank 1 on here failed in warm-up: no memory")
 
 
 def test_limits_and_isolation_are_passed_on(opened: Open, gangs: list[InstantGang]) -> None:
@@ -93,20 +76,6 @@ def test_why_the_history_lacks_a_run_is_told_and_costs_nothing(measuring: Accept
     assert "yesterday" in measuring.remember(judgement)
 
 
-@pytest.mark.parametrize("is_ours", [False, True])
-def test_a_write_error_ends_measuring_and_not_the_session(
-    measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch, is_ours: bool
-) -> None:
-    def full(gang: InstantGang, plan: Plan) -> None:
-        error = OSError(28, "No space left on device")
-        raise gang.run.unwritten(gang.run.measurements_jsonl, error) if is_ours else error
-
-    monkeypatch.setattr(InstantGang, "measure", full)
-    verdict = measuring.judge(measuring.source.cases[0], nothing)
-    assert (verdict.outcome, verdict.reason) == ("error", measuring.source.writing_problem)
-    assert "cannot be written (No space left on device)" in verdict.reason
-
-
 def test_what_cannot_be_read_is_not_measured_again(
     measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,74 +89,64 @@ def test_what_cannot_be_read_is_not_measured_again(
     assert len(gangs) == 1
 
 
-def test_a_run_that_was_only_begun_is_measured_anew_in_its_place(
-    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def full(gang: InstantGang, plan: Plan) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def full_while_recording(gang: InstantGang, plan: Plan) -> None:
+    raise gang.run.unwritten(gang.run.measurements_jsonl, OSError(28, "No space left on device"))
+
+
+def killed_at_the_end(gang: InstantGang, plan: Plan) -> None:
+    measure(gang, plan)
+    raise KeyboardInterrupt
+
+
+def broken_history(*_: object) -> None:
+    raise HistoryError("history.sqlite", "is broken", "")
+
+
+measure = InstantGang.measure
+# What the gang is like, the cases whose tests ask for a verdict, and how the session ends.
+SCENES: dict[str, tuple[dict[str, Any], Sequence[int], dict[str, Any]]] = {
+    "one launch answers what fits, in the order of the file": ({}, (2, 1, 0), {}),
+    "a case whose test never asked is judged by what was measured": ({}, (0,), {}),
+    "a study breaks": ({"breaks": "rank 1 on here failed in warm-up: no memory"}, (0,), {}),
+    "a write error ends measuring and not the session": ({"measure": full}, (0, 1), {}),
+    "a record cannot be written": ({"measure": full_while_recording}, (0, 1), {}),
+    # What ended it may be the very fault that was looked for, however good its rounds were.
+    "a study has no end": ({"ends": False, "measure": killed_at_the_end}, (0,), {"interrupted": True}),
+    # Concluding measures nothing.
+    "nobody asked": ({}, (), {}),
+    "the session was interrupted": ({}, (), {"interrupted": True}),
+    "pytest ended before": ({}, (), {"stopped": "stopping after 1 failures"}),
+    "what needs more ranks than there are is not launched": ({}, (2,), {}),
+    "the history cannot be read": ({}, (0,), {}),
+}
+
+
+def test_a_session_never_concludes_more_than_it_knows(
+    opened: Open, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def killed(run: RunDirectory, path: Path, data: object) -> None:
-        if path == run.plan_json:
-            raise KeyboardInterrupt
-        write(run, path, data)
-
-    write, source = RunDirectory.write_json, opened().source
-    source.select(source.cases)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "write_json", killed)
-        with pytest.raises(KeyboardInterrupt):
-            source.open_run()
-    again = opened(ddp_resume=str(tmp_path / "run"), ddp_run_dir=None).source
-    again.select(again.cases)
-    again.open_run()
-    assert (again.measured_run.path, again.plan_to_measure) == (tmp_path / "run", source.plan)
-    assert again.measured_run.read_run().resumed == ()
-
-
-def test_verdicts_come_in_the_order_of_the_file_also_of_a_case_whose_test_never_asked(
-    measuring: AcceptanceSession, gangs: list[InstantGang]
-) -> None:
-    for case in (measuring.source.cases[2], measuring.source.cases[0]):
-        measuring.judge(case, nothing)
-    judgement = measuring.conclude(interrupted=False, spoiled=())
-    assert [verdict.id for verdict in judgement.verdicts] == IDS
-    assert [verdict.outcome for verdict in judgement.verdicts] == ["passed", "passed", "not_measured"]
-    assert (judgement.sku, judgement.outcome, judgement.notes) == ("cpu", "incomplete", ())
-    assert judgement.reason == f"1 of 3 requirements not measured: {IDS[2]}"
-    assert len(gangs) == 1
-
-
-@pytest.mark.parametrize(
-    ("interrupted", "stopped", "reason"),
-    [
-        (True, "", "the session was interrupted"),
-        (False, "", "its test did not ask for a verdict"),
-        (False, "stopping after 1 failures", "pytest ended before its test: stopping after 1 failures"),
-    ],
-)
-def test_without_any_measurement_nothing_is_known(
-    measuring: AcceptanceSession, gangs: list[InstantGang], interrupted: bool, stopped: str, reason: str
-) -> None:
-    judgement = measuring.conclude(interrupted=interrupted, spoiled=(), stopped=stopped)
-    assert {(verdict.outcome, verdict.reason) for verdict in judgement.verdicts} == {("not_measured", reason)}
-    assert judgement.outcome == "incomplete"
-    assert gangs == [], "concluding measures nothing"
-
-
-def test_a_study_without_an_end_passes_nothing_however_good_its_rounds_were(
-    measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What ended it may be the very fault that was looked for."""
-
-    def interrupted(gang: InstantGang, plan: Plan) -> None:
-        measure(gang, plan)
-        raise KeyboardInterrupt
-
-    measure = InstantGang.measure
-    monkeypatch.setattr(InstantGang, "ends", False)
-    monkeypatch.setattr(InstantGang, "measure", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        measuring.judge(measuring.source.cases[0], nothing)
-    judgement = measuring.conclude(interrupted=True, spoiled=())
-    assert [verdict.outcome for verdict in judgement.verdicts] == ["error", "error", "not_measured"]
-    assert judgement.outcome == "incomplete"
+    said = list[str]()
+    for name, (gang, asked, end) in SCENES.items():
+        session = opened(ddp_run_dir=str(tmp_path / name))
+        session.source.select(session.source.cases)
+        session.source.open_run()
+        gangs.clear()
+        with monkeypatch.context() as patch:
+            for key, value in gang.items():
+                patch.setattr(InstantGang, key, value)
+            if "history" in name:
+                patch.setattr(module, "baseline_of", broken_history)
+            for at in asked:
+                case = session.source.cases[at]
+                with suppress(KeyboardInterrupt):
+                    verdict = session.judge(case, nothing)
+                    assert session.judge(case, nothing) is verdict, "a verdict once given stays"
+            judgement = session.conclude(**{"interrupted": False, "spoiled": (), **end})
+        said += [f"{name}: {len(gangs)} launches", *told(judgement)]
+    assert_approved("conclusions.txt", masked("\n".join(said), tmp_path))
 
 
 def test_the_spread_of_earlier_launches_widens_the_last_verdict_and_none_before_and_is_kept(
@@ -202,13 +161,3 @@ def test_the_spread_of_earlier_launches_widens_the_last_verdict_and_none_before_
     assert not source.measured_run.baseline_json.exists()
     assert measuring.judge(source.cases[0], nothing).launch_sd == 0.5
     assert source.measured_run.baseline_json.exists()
-
-
-def test_a_history_that_cannot_be_read_is_told(measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise HistoryError("history.sqlite", "is broken", "")
-
-    monkeypatch.setattr(module, "baseline_of", broken)
-    verdict = measuring.judge(measuring.source.cases[0], nothing)
-    assert verdict.passed
-    assert verdict.notes[-1].startswith("spread between launches is unknown: history.sqlite: is broken")

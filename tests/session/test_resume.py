@@ -108,29 +108,27 @@ def test_probes_and_the_search_for_a_slow_link_are_studies_too(run: RunDirectory
     assert (source.plan_to_measure.probes, source.plan_to_measure.pairs) == left
 
 
-@pytest.mark.parametrize(("bound", "needed"), [(0.5, []), (0.7, ["alone", "ddp@2"]), ("half", None)])
-def test_what_is_measured_anew_is_decided_by_the_bounds_of_the_plan(
-    opened: Open, measuring: AcceptanceSession, bound: Any, needed: list[str] | None
-) -> None:
+def test_what_is_measured_anew_is_decided_by_the_bounds_of_the_plan(opened: Open, measuring: AcceptanceSession) -> None:
     measuring.source.release()
     run = measuring.source.measured_run
     plan = run.read_plan()
-    plan.requirements[1]["requirement"]["bound"] = bound
+    [study], options = plan.studies, {"ddp_resume": str(run.path), "ddp_run_dir": None}
+    for bound, needed in ((0.5, []), (0.7, ["alone", "ddp@2"])):
+        plan.requirements[1]["requirement"]["bound"] = bound
+        run.write_json(run.plan_json, plan)
+        source = opened(**options).source
+        source.select(source.cases)
+        decider: Any = source.judge_of(plan)
+        decider.hear(gang_on(["here"], 2))
+        for number in range(FEWEST_ROUNDS):
+            for arm in study.arms:
+                pace = 100.0 if arm.kind == "alone" else 70.0 + (-1.0) ** number
+                decider.hear(steady_block(study.id, arm, number, plan.layout.ranks([arm]), pace))
+        assert decider.needed_arms(study.id) == needed
+    plan.requirements[1]["requirement"]["bound"] = "half"
     run.write_json(run.plan_json, plan)
-    if needed is None:
-        with pytest.raises(RunDirectoryError, match=r"plan\.json: has invalid content \(.*bound"):
-            opened(ddp_resume=str(run.path), ddp_run_dir=None)
-        return
-    source = opened(ddp_resume=str(run.path), ddp_run_dir=None).source
-    source.select(source.cases)
-    decider: Any = source.judge_of(plan)
-    study = plan.studies[0]
-    decider.hear(gang_on(["here"], 2))
-    for number in range(FEWEST_ROUNDS):
-        for arm in study.arms:
-            pace = 100.0 if arm.kind == "alone" else 70.0 + (-1.0) ** number
-            decider.hear(steady_block(study.id, arm, number, plan.layout.ranks([arm]), pace))
-    assert decider.needed_arms(study.id) == needed
+    with pytest.raises(RunDirectoryError, match=r"plan\.json: has invalid content \(.*bound"):
+        opened(**options)
 
 
 def _of(study: str) -> list[AnyRecord]:
@@ -195,24 +193,6 @@ def test_the_line_that_a_kill_tore_is_left_out(run: RunDirectory, begins: bool) 
         resumed(run).set_aside()
     run.append_record(gang_on(["new"], 1, number=1))
     assert run.read_records()[-1] == gang_on(["new"], 1, number=1)
-
-
-def test_it_is_done_before_the_rest_is_measured_and_only_then(
-    opened: Open, measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = measuring.source.measured_run
-    monkeypatch.setattr(InstantGang, "breaks", "rank 1 broke")
-    for measured, aside in ((1, 0), (2, 1), (2, 1)):
-        source = opened(ddp_resume=str(run.path), ddp_run_dir=None).source if measured > 1 else measuring.source
-        if measured > 1:
-            source.select(source.cases)
-            source.open_run()
-        if source.plan_to_measure is not None:
-            source.measure(nothing)
-        monkeypatch.setattr(InstantGang, "breaks", "")
-        source.release()
-        assert len(gangs) == measured
-        assert sum("study_end" in line for line in texts(run.superseded_jsonl)) == aside
 
 
 def test_what_another_session_measured_until_the_run_was_locked_is_kept(

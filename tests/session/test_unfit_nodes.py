@@ -25,6 +25,7 @@ from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.settings import UNFIT
 from tests.approved import assert_approved, masked
 from tests.builders.sessions import THRESHOLDS, InstantGang, Open
+from tests.session.conftest import told
 
 PER_NODE = 2
 THREE = ("n1", "n2", "n3")
@@ -118,18 +119,15 @@ TWO_NODES = Cluster(2, ("n1", "n2"), launcher="slurm")
 UNHEARD = {"problem": "nvmlInit did not return"}
 
 
-def told(stage: Stage, judgement: Judgement, run: RunDirectory) -> Iterator[str]:
+def told_of(stage: Stage, judgement: Judgement, run: RunDirectory) -> Iterator[str]:
     """What was measured by each launch, and what came of it."""
     record, plan = run.read_run(), run.read_plan()
-    yield f"  {judgement.outcome}: {judgement.reason}; notes {[*judgement.notes]}"
     for gang in stage.gangs:
         yield f"  launched on {gang.launch.hosts}, {gang.plan.nodes} nodes, survey: {gang.plan.survey}: {gang.measured}"
     yield f"  left out {record.left_out}, told {stage.told_unfit}"
     surveys = len(surveys_of(run.read_records()))
     yield f"  {record.devices_present} devices, {surveys} surveys, {plan.nodes} nodes planned, survey: {plan.survey}"
-    for one in judgement.verdicts:
-        who = [f"{'surely' if one.is_certain else 'perhaps'} {one.kind} {one.host}" for one in one.culprits]
-        yield f"    {one.id}: {one.outcome} {one.value or 0:.3g}; {one.reason} {who}"
+    yield from told(judgement)
 
 
 SCENES: Mapping[str, tuple[str | None, Cluster, Mapping[str, Any]]] = {
@@ -160,7 +158,7 @@ def test_unfit_nodes_are_measured_left_out_or_a_reason_to_stop(
             one = Stage(opened, stage.gangs)
             stage.gangs.clear()
             session = one.session(unfit, cluster, ddp_run_dir=str(tmp_path / name))
-            said += [name, *told(one, one.judged(session), session.source.measured_run)]
+            said += [name, *told_of(one, one.judged(session), session.source.measured_run)]
     assert_approved("unfit-nodes.txt", masked("\n".join(said), tmp_path))
 
 
@@ -206,7 +204,7 @@ class TestResumed:
             monkeypatch.setattr(SurveyedGang, "breaks", breaks)
             session = self.resumed(stage, unfit, tmp_path) if stage.gangs else stage.session(unfit)
             stage.heard.clear()
-            said += told(stage, stage.judged(session), session.source.measured_run)
+            said += told_of(stage, stage.judged(session), session.source.measured_run)
         assert_approved("unfit-resumed.txt", masked("\n".join(said), tmp_path))
 
     def test_nodes_that_were_left_out_do_not_come_back(self, stage: Stage, tmp_path: Path) -> None:
