@@ -85,14 +85,13 @@ def under(digest: str) -> dict[str, Any]:
 
 def test_recent_runs_are_those_of_a_week_on_the_same_nodes_under_the_same_thresholds(tmp_path: Path) -> None:
     history = tmp_path / "history.sqlite"
-    runs: Sequence[tuple[int, RunOutcome, str, tuple[str, ...]]] = (
-        (0, "accepted", "same", ("n1",)), (2, "rejected", "same", ("n1",)), (3, "rejected", "same", ("n1",)),
-        (4, "incomplete", "same", ("n1",)), (5, "accepted", "other", ("n1",)), (6, "accepted", "same", ("n2",)),
-        (7, "accepted", "same", ("n1", "n2")), (9, "accepted", "same", ("n1",)),
-    )  # fmt: skip
-    for night, outcome, digest, hosts in runs:
-        folder, paces = tmp_path / str(night), dict.fromkeys(hosts, PACE)
-        add_run(history, judged_run(folder, night, paces, outcome=outcome, record=under(digest)).path)
+    for told in (
+        "0 accepted same n1", "2 rejected same n1", "3 rejected same n1", "4 incomplete same n1", "5 accepted other n1",
+        "6 accepted same n2", "7 accepted same n1 n2", "9 accepted same n1",
+    ):  # fmt: skip
+        night, outcome, digest, *hosts = told.split()
+        options: Any = {"outcome": outcome, "record": under(digest)}
+        add_run(history, judged_run(tmp_path / night, int(night), dict.fromkeys(hosts, PACE), **options).path)
     run = judged_run(tmp_path / "run", 8, record=under("same"))
 
     def recent(file: Path, sku: str = SKU) -> str:

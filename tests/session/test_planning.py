@@ -12,13 +12,13 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.session.evidence import EvidenceSource
 from pytest_ddpscale.session.open import THIS_MACHINE
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
+from tests.approved import assert_approved
 from tests.builders.judged import WORKLOAD, check_case, make_case
 from tests.builders.probes import ALL_REDUCE, MATMUL, probe_case
 from tests.builders.sessions import planning
 from tests.rows import rows
 
 GPUS, UNDER_LOAD, TRANSPORT = check_case("gpus"), check_case("ecc_under_load"), check_case("transport")
-LOAD, LINKS, UNDER = "matmul-fp16", "all-reduce-32mib@8", (UNDER_LOAD, TRANSPORT)
 
 
 def training(world_size: int, **keys: Any) -> Case:
@@ -89,30 +89,21 @@ def test_a_plan_goes_at_the_pace_that_the_user_sets() -> None:
         assert (study.rounds, study.block_s, study.sustained_s) == (9, 7.0, stretch_s)
 
 
-IDLE = [training(1), training(4), probe_case(Arm("all-reduce-1gib", 2), 10.0)]
+BESIDE: dict[str, tuple[Sequence[AnyCase], int]] = {
+    "nothing": ([], 8), "nothing, of one GPU": ([], 1), "one GPU": ([training(1)], 8), "four GPUs": ([training(4)], 8),
+    "all GPUs": ([training(8)], 8), "a probe of two GPUs": ([probe_case(Arm("all-reduce-1gib", 2), 10.0)], 8),
+    "a probe of all GPUs": ([probe_case(ALL_REDUCE, 10.0)], 8),
+    "a probe of single GPUs": ([probe_case(MATMUL, 10.0)], 8),
+    "one of three nodes": ([training(8)], 24), "all of three nodes": ([strong(24)], 24),
+    "two of three nodes": ([strong(16)], 24),
+}  # fmt: skip
 
 
-@rows(
-    ("cases", "devices", "nodes", "probes"),
-    [
-        # Checks under load need every GPU to work, and that of transports every rank to communicate.
-        *(([check, *some], 8, 1, [LOAD, LINKS]) for check in UNDER for some in ([], IDLE[:1], IDLE[1:2])),
-        *(([check, IDLE[2]], 8, 1, ["all-reduce-1gib@2", LOAD, LINKS]) for check in UNDER),
-        ([UNDER_LOAD], 1, 1, [LOAD]),  # what one GPU can do
-        ([GPUS, training(1)], 8, 1, []),  # a survey needs none
-        # It is not added to what all GPUs do anyway.
-        *(([check, training(8)], 8, 1, []) for check in UNDER),
-        *(([check, probe_case(ALL_REDUCE, 10.0)], 8, 1, [ALL_REDUCE.name]) for check in UNDER),
-        # Single devices are under load and connect nothing.
-        ([UNDER_LOAD, probe_case(MATMUL, 10.0)], 8, 1, [MATMUL.name]),
-        ([TRANSPORT, probe_case(MATMUL, 10.0)], 8, 1, [MATMUL.name, LOAD, LINKS]),
-        # It is what all ranks of all nodes do.
-        *(([TRANSPORT, one], 24, 3, []) for one in (training(8), strong(24))),
-        ([TRANSPORT, strong(16)], 24, 3, [LOAD, LINKS]),
-    ],
-)
-def test_load_is_added_where_gpus_would_be_idle(
-    cases: Sequence[AnyCase], devices: int, nodes: int, probes: list[str]
-) -> None:
-    hosts = Cluster(nodes, tuple(f"n{node}" for node in range(nodes))) if nodes > 1 else THIS_MACHINE
-    assert probes_of(planned(cases, devices, hosts)) == probes
+def test_load_is_added_where_gpus_would_be_idle() -> None:
+    """Checks under load need every GPU to work, and that of transports every rank of all nodes to communicate."""
+    three, said = Cluster(3, ("n0", "n1", "n2")), list[str]()
+    for name, (cases, devices) in BESIDE.items():
+        for check in (GPUS, UNDER_LOAD, TRANSPORT):
+            probes = probes_of(planned([check, *cases], devices, three if devices > 8 else THIS_MACHINE))
+            said.append(f"{check.id} beside {name}: {', '.join(probes) or 'no probe'}")
+    assert_approved("load.txt", "\n".join(said) + "\n")
