@@ -83,24 +83,18 @@ def launch(cluster: Cluster, device_type: Any, **options: str) -> Launch:
     return launch_on(cluster, settings(**options), device_type, {"PATH": "/bin", "MY_SITE": "1", "RANK": "3"})
 
 
-def test_on_this_machine_torchrun_starts_ranks() -> None:
-    found = launch(THIS_MACHINE, "cuda", pass_env="MY_SITE")
-    assert isinstance(found.launcher, TorchrunLauncher)
-    assert (found.hosts, found.nodes, found.device_type) == ((), 1, "cuda")
-    assert found.environment["MY_SITE"] == "1"
-    assert "RANK" not in found.environment
-
-
 ELSEWHERE = Cluster(2, launcher="slurm", is_elsewhere=True)
 
 
-def test_in_an_allocation_srun_starts_them_on_its_nodes() -> None:
-    found = launch(Cluster(2, ("n4", "n5"), "slurm"), "cuda", slurm_args="--mem=0")
-    assert isinstance(found.launcher, SlurmLauncher)
-    assert (found.hosts, found.nodes, found.launcher.settings.slurm_args) == (("n4", "n5"), 2, ("--mem=0",))
-
-
-def test_images_are_started_by_what_starts_ranks() -> None:
+def test_torchrun_starts_ranks_on_this_machine_and_srun_on_the_nodes_of_an_allocation() -> None:
+    """Images are started by what starts ranks."""
+    here = launch(THIS_MACHINE, "cuda", pass_env="MY_SITE")
+    assert isinstance(here.launcher, TorchrunLauncher)
+    assert (here.hosts, here.nodes, here.device_type) == ((), 1, "cuda")
+    assert (here.environment["MY_SITE"], "RANK" in here.environment) == ("1", False)
+    there = launch(Cluster(2, ("n4", "n5"), "slurm"), "cuda", slurm_args="--mem=0")
+    assert isinstance(there.launcher, SlurmLauncher)
+    assert (there.hosts, there.nodes, there.launcher.settings.slurm_args) == (("n4", "n5"), 2, ("--mem=0",))
     assert launch(ELSEWHERE, "cpu", container="i").container == Container(("--container-image=i",), (), "python3")
     with pytest.raises(OptionError, match="i is an image for Pyxis"):
         launch(THIS_MACHINE, "cpu", container="i")

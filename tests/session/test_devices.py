@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,31 +62,15 @@ def test_what_is_here_is_used_and_of_nodes_elsewhere_the_user_says_how_many_they
     assert_approved("devices.txt", "\n".join(said) + "\n")
 
 
-class TestDriver:
-    """Played, and asked by a process of its own."""
-
-    @pytest.fixture
-    def driver(self, machine: PlayedMachine, monkeypatch: pytest.MonkeyPatch) -> PlayedMachine:
-        for name, value in machine.environment().items():
-            monkeypatch.setenv(name, value)
-        return machine
-
-    def test_one_that_hangs_is_given_up_and_its_node_and_gpu_are_named(self, driver: PlayedMachine) -> None:
-        driver.play([A100], {"nvmlDeviceGetHandleByIndex_v2": HANG})
-        with pytest.raises(
-            SkuError, match=r"^NVML on \S+: the survey was not done within 3 s; .* driver for GPU 0; .* reboot it"
-        ):
-            gpus_here(limit_s=3.0)
-
-    def test_one_that_answers_is_described(self, driver: PlayedMachine) -> None:
-        driver.play([A100])
-        [found] = gpus_here().gpus
-        assert (found.index, found.name) == (0, A100.name)
-
-    def test_one_that_brings_the_process_down_is_named(
-        self, driver: PlayedMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        (tmp_path / "pynvml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-        with pytest.raises(SkuError, match=r"^NVML on \S+: the survey ended with code -11"):
-            gpus_here()
+def test_a_driver_is_asked_by_a_process_of_its_own_and_one_that_hangs_is_given_up_with_its_node_and_gpu(
+    machine: PlayedMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in machine.environment().items():
+        monkeypatch.setenv(name, value)
+    machine.play([A100])
+    [found] = gpus_here().gpus
+    assert (found.index, found.name) == (0, A100.name)
+    machine.play([A100], {"nvmlDeviceGetHandleByIndex_v2": HANG})
+    hangs = r"^NVML on \S+: the survey was not done within 3 s; .* driver for GPU 0; .* reboot it"
+    with pytest.raises(SkuError, match=hangs):
+        gpus_here(limit_s=3.0)

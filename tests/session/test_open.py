@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -161,3 +162,12 @@ def test_without_torch_nothing_starts_here(files: None, opened: Open, monkeypatc
     assert opened(gpu_sku="auto", ddp_judge="of-cpu").source.machine.devices is None
     elsewhere = opened(gpu_sku="gpu", ddp_hosts="n1,n2", ddp_gpus_per_node="2")
     assert elsewhere.source.machine.cluster.is_elsewhere
+
+
+def test_the_calibration_of_a_run_extends_the_thresholds_that_it_was_judged_by(opened: Open, tmp_path: Path) -> None:
+    subject = opened().source.subject
+    assert subject.calibrate_command(Path("/runs/a b"), is_simulated=False) == "ddpscale calibrate '/runs/a b'"
+    site = f"{tmp_path}/thresholds.yaml"
+    subject = opened(thresholds=site).source.subject
+    command = shlex.split(subject.calibrate_command(Path("/runs/a b"), is_simulated=True))
+    assert command == ["ddpscale", "calibrate", "/runs/a b", f"--thresholds={site}", "--allow-simulated"]
