@@ -47,7 +47,6 @@ skus:
     batch: {r: {per_gpu: 4, global: 8}}
     families: [both]
 """
-IDS = ["throughput_per_gpu[r-1rank]", "weak_scaling_efficiency[r-2rank]", "strong_scaling_speedup[r-8rank]"]
 SAMPLES_PER_S = 100.0
 
 
@@ -59,6 +58,7 @@ class InstantGang:
     """In place of the supervisor: measures a plan at once, at a pace of its own choosing."""
 
     launches: list[InstantGang] = []  # noqa: RUF012 (each test has a list of its own)
+    hosts: Sequence[str] = ("here",)
     breaks = ""
     ends = True
     rounds: int | None = None
@@ -78,10 +78,11 @@ class InstantGang:
         self.launches.append(self)
 
     def measure(self, plan: Plan) -> None:
-        self.plan, layout = plan, Layout(1, max(plan.world_size, 1))
+        nodes = len(self.hosts)
+        self.plan, layout = plan, Layout(nodes, max(plan.world_size // nodes, 1))
         device = "cpu" if plan.device_type == "cpu" else "GPU-{}"
         number = len(gangs_by_number(self.run.read_records()))
-        self.run.append_record(gang_on(["here"], layout.world_size, device, number))
+        self.run.append_record(gang_on(self.hosts, layout.ranks_per_node, device, number))
         for study in plan.studies:
             for round_ in range(study.rounds if self.rounds is None else self.rounds):
                 for arm in study.arms:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import astuple
 
 import numpy as np
 import pytest
 
-from pytest_ddpscale.calibrate.random_effects import NextValue, next_value
+from pytest_ddpscale.calibrate.random_effects import next_value
 from tests.rows import rows
 
 
@@ -19,60 +20,47 @@ def drawn(
     return {f"n{i}": {f"l{j}": float(values[i, j]) for j in range(launches)} for i in range(nodes)}
 
 
-def test_nodes_that_only_err_are_one_sample() -> None:
-    """Without any difference between nodes or launches it is the prediction bound of one sample."""
-    values = {"n1": {"a": 1.0, "b": 3.0}, "n2": {"c": 3.0, "d": 1.0}}
+@rows(
+    ("values", "expected", "reach"),
+    [
+        # Nodes that only err are one sample, of which this is the prediction bound; nodes that never vary are, too.
+        (
+            {"n1": {"a": 1.0, "b": 3.0}, "n2": {"c": 3.0, "d": 1.0}},
+            (2.0, 0.0, 1.154701, 1.290994, 3),
+            2.353363 * 1.290994,
+        ),
+        ({f"n{i}": {"a": i, "b": i} for i in range(5)}, (2.0, 1.581139, 0.0, 1.732051, 4), 2.131847 * 1.732051),
+        # Mean squares of nodes, launches and the rest: 20.25, 2.25 and 0.25.
+        (
+            {"n1": {"a": 0, "b": 2}, "n2": {"a": 5, "b": 6}},
+            (3.25, 10**0.5, 1.25**0.5, 16.875**0.5, 1),
+            6.313752 * 16.875**0.5,
+        ),
+        # Equal values are granted a spread.
+        ({f"n{i}": {"a": 1.0, "b": 1.0} for i in range(3)}, (1.0, 0.0, 0.0, 0.0, 5), 2.015048 * 0.1),
+    ],
+)
+def test_known_cases(values: dict[str, dict[str, float]], expected: tuple[float, ...], reach: float) -> None:
     found = next_value(values)
-    sample = [1.0, 3.0, 3.0, 1.0]
-    assert (found.mean, found.node_sd, found.degrees) == (2.0, 0.0, 3)
-    assert found.launch_sd == pytest.approx(statistics.stdev(sample))
-    assert found.sd == pytest.approx(statistics.stdev(sample) * (1 + 1 / 4) ** 0.5)
-    assert found.bound(0.05, 0.0, upper=False) == pytest.approx(2 - 2.353363 * found.sd)
-    assert found.bound(0.05, 0.0, upper=True) == pytest.approx(2 + 2.353363 * found.sd)
-
-
-def test_nodes_that_never_vary_have_as_many_degrees_as_nodes() -> None:
-    values = {f"n{i}": {"a": float(i), "b": float(i)} for i in range(5)}
-    found = next_value(values)
-    assert found.degrees == 4
-    assert found.node_sd == pytest.approx(statistics.stdev(range(5)))
-    assert found.sd == pytest.approx(statistics.stdev(range(5)) * (1 + 1 / 5) ** 0.5)
-
-
-def test_parts_are_told_apart() -> None:
-    chance = np.random.default_rng(3)
-    found = [next_value(drawn(chance, 30, 12, 0.4, 0.3, 0.1)) for _ in range(30)]
-    assert statistics.fmean(one.node_sd for one in found) == pytest.approx(0.4, rel=0.1)
-    assert statistics.fmean(one.launch_sd for one in found) == pytest.approx((0.3**2 + 0.1**2) ** 0.5, rel=0.15)
+    assert astuple(found) == pytest.approx(expected)
+    ends = [found.bound(0.05, 0.1, upper=upper) for upper in (False, True)]
+    assert ends == pytest.approx([expected[0] - reach, expected[0] + reach], rel=1e-5)
 
 
 @rows(
-    ("nodes", "launches", "node_sd", "launch_sd", "rest_sd"),
+    "sizes",
     [
-        (18, 3, 0.4, 0.0, 0.2),
-        (18, 3, 0.4, 0.2, 0.2),
-        (6, 3, 0.4, 0.2, 0.2),
-        (18, 3, 0.0, 0.0, 0.2),
+        (18, 3, 0.4, 0.0, 0.2), (18, 3, 0.4, 0.2, 0.2), (6, 3, 0.4, 0.2, 0.2), (18, 3, 0.0, 0.0, 0.2),
         (4, 2, 0.4, 0, 0.2),
     ],
-)
-def test_a_bound_is_missed_as_often_as_it_says(
-    nodes: int, launches: int, node_sd: float, launch_sd: float, rest_sd: float
-) -> None:
-    chance, truth = np.random.default_rng(7), statistics.NormalDist(0, (node_sd**2 + launch_sd**2 + rest_sd**2) ** 0.5)
-    missed = [
-        truth.cdf(next_value(drawn(chance, nodes, launches, node_sd, launch_sd, rest_sd)).bound(0.01, 0.0, upper=False))
-        for _ in range(1000)
-    ]
+)  # fmt: skip
+def test_a_bound_is_missed_as_often_as_it_says(sizes: tuple[int, int, float, float, float]) -> None:
+    """Nodes, launches, and the deviations between nodes, between launches, and of the rest."""
+    chance, truth = np.random.default_rng(7), statistics.NormalDist(0, sum(sd**2 for sd in sizes[2:]) ** 0.5)
+    missed = [truth.cdf(next_value(drawn(chance, *sizes)).bound(0.01, 0.0, upper=False)) for _ in range(1000)]
     assert 0.006 < statistics.fmean(missed) < 0.013
 
 
 def test_one_launch_of_each_node_tells_nothing_of_launches() -> None:
     with pytest.raises(ValueError, match="expected at least 2 nodes and a node with 2 launches"):
         next_value({f"n{i}": {"a": float(i)} for i in range(4)})
-
-
-def test_equal_values_are_granted_a_spread() -> None:
-    found = next_value({f"n{i}": {"a": 1.0, "b": 1.0} for i in range(3)})
-    assert found == NextValue(1.0, 0.0, 0.0, 0.0, 5)
-    assert found.bound(0.05, 0.1, upper=False) == pytest.approx(1 - 0.1 * 2.015048)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,57 +19,62 @@ from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.verdicts import RunOutcome
 from tests.builders.nights import SKU, at, judged_run
 
-NIGHTS = 3
+NIGHT, PACE = 4, [100.0, 100.0]
 
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
-    """Of a node with a few good nights."""
+    """Of a node with a few good nights, a bad one, and one that came later."""
     file = tmp_path / "history.sqlite"
-    for night in range(NIGHTS):
-        add_run(file, judged_run(tmp_path / f"night{night}", night).path)
+    for night, pace in enumerate((100.0, 100.0, 100.0, 80.0, 100.0, 50.0)):
+        outcome: RunOutcome = "rejected" if pace == 80 else "accepted"
+        run = judged_run(tmp_path / f"night{night}", night, {"n1": [pace] * 2}, outcome=outcome, driver=f"{5 * pace:g}")
+        add_run(file, run.path)
     return file
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """The night after."""
-    return judged_run(tmp_path / "run", NIGHTS)
+    """The night between, with a node that nobody knows."""
+    return judged_run(tmp_path / "run", NIGHT, {"n1": PACE, "unknown": PACE}, driver="590")
 
 
-def baseline(run: RunDirectory, history: Path) -> Baseline | None:
-    return baseline_of(run, history, SKU, read_evidence(run))
+def baseline(run: RunDirectory, history: Path, sku: str = SKU) -> Baseline | None:
+    return baseline_of(run, history, sku, read_evidence(run))
 
 
-class TestBaseline:
-    def test_is_what_the_hosts_reached_in_earlier_runs(self, history: Path, run: RunDirectory) -> None:
-        add_run(history, judged_run(history.parent / "later", NIGHTS + 1, {"n1": [50.0, 50.0]}).path)
-        found = baseline(run, history)
-        assert found is not None
-        assert (found.sku, found.before) == (SKU, at(NIGHTS))
-        assert {(series.host, one.number, round(one.mean)) for series, one in found.past} == {("n1", 3, 100)}
+def test_a_baseline_is_what_the_hosts_reached_in_earlier_runs_that_were_not_rejected(
+    history: Path, run: RunDirectory
+) -> None:
+    """A node that broke must not become its own norm."""
+    found = baseline(run, history)
+    assert found is not None
+    assert (found.sku, found.before) == (SKU, at(NIGHT))
+    assert [(series.host, one.number, round(one.mean)) for series, one in found.past] == [("n1", 3, 100)] * 4
+    assert found.changes == ("n1: since then driver 500 before, 590 now",)
+    assert baseline(run, history, "another-gpu") == Baseline("another-gpu", at(NIGHT))
+    assert baseline(run, history.with_name("nowhere")) is None
 
-    def test_is_none_without_a_history(self, tmp_path: Path, run: RunDirectory) -> None:
-        assert baseline(run, tmp_path / "nowhere.sqlite") is None
 
-    def test_that_was_kept_counts_and_the_history_no_longer(self, history: Path, run: RunDirectory) -> None:
-        first = baseline(run, history)
-        assert first is not None
-        run.write_json(run.baseline_json, first)
-        history.write_bytes(b"no history any more")
-        assert baseline(run, history) == first
-        history.unlink()
-        assert baseline(run, history) == first, "judged on a laptop that has no history"
-
-    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"past": NaN}', '{"past": 3, "versions": {}}', '{"past": [{}]}'])
-    def test_that_is_broken_is_refused(self, history: Path, run: RunDirectory, text: str) -> None:
-        run.baseline_json.write_text(text, encoding="utf-8")
-        with pytest.raises(RunDirectoryError, match=r"baseline\.json: (is no|cannot be|holds what)"):
-            baseline(run, history)
-
-    def test_of_a_history_that_cannot_be_read_is_refused(self, history: Path, run: RunDirectory) -> None:
-        history.write_bytes(b"no history any more")
-        with pytest.raises(HistoryError, match="is not a history file"):
+def test_a_baseline_that_was_kept_counts_and_the_history_no_longer(history: Path, run: RunDirectory) -> None:
+    first = baseline(run, history)
+    history.write_bytes(b"no history any more")
+    with pytest.raises(HistoryError, match="is not a history file"):
+        baseline(run, history)
+    run.write_json(run.baseline_json, first)
+    assert baseline(run, history) == first
+    history.unlink()
+    assert baseline(run, history) == first, "judged on a laptop that has no history"
+    kept = json.loads(run.baseline_json.read_text())
+    [series, _], *_ = kept["past"]
+    broken: Sequence[dict[str, object]] = (
+        {"past": 3}, {"past": [{}]}, {"past": [3]}, {"changes": 3}, {"gpus": {"n1": 3}}, {"past": None},
+        {"past": [[series, [0, 1.0, 0.1]]]}, {"past": [[series, [5, 1.0, -0.1]]]}, {"past": [[series, [5, 1.0]]]},
+        {"past": float("nan")},
+    )  # fmt: skip
+    for text in ("", "[]", "{}", *(json.dumps(kept | change) for change in broken)):
+        run.baseline_json.write_text(text)
+        with pytest.raises(RunDirectoryError, match=r"baseline\.json: "):
             baseline(run, history)
 
 
@@ -77,25 +83,20 @@ def under(digest: str) -> dict[str, Any]:
     return {"thresholds": ThresholdsUsed("thresholds.yaml", digest)}
 
 
-class TestRecentRuns:
-    def test_are_those_of_a_week_on_the_same_nodes_under_the_same_thresholds(self, tmp_path: Path) -> None:
-        history = tmp_path / "history.sqlite"
-        runs: Sequence[tuple[str, int, str, Any, RunOutcome]] = (
-            ("old", 0, "same", None, "accepted"), ("first", 2, "same", None, "rejected"),
-            ("second", 3, "same", None, "rejected"), ("third", 4, "same", None, "incomplete"),
-            ("other-bounds", 5, "other", None, "accepted"),
-            ("other-nodes", 6, "same", {"n2": [100.0, 100.0]}, "accepted"),
-            ("two-nodes", 7, "same", {"n1": [100.0, 100.0], "n2": [100.0, 100.0]}, "accepted"),
-            ("later", 9, "same", None, "accepted"),
-        )  # fmt: skip
-        for name, night, digest, hosts, outcome in runs:
-            add_run(history, judged_run(tmp_path / name, night, hosts, outcome=outcome, record=under(digest)).path)
-        run = judged_run(tmp_path / "run", 8, record=under("same"))
-        said = recent_runs(run, history, SKU, read_evidence(run))
-        counts = "2 rejected, 1 incomplete"
-        assert said == f"earlier runs of these nodes under the same thresholds in the last 7 days: {counts}"
+def test_recent_runs_are_those_of_a_week_on_the_same_nodes_under_the_same_thresholds(tmp_path: Path) -> None:
+    history = tmp_path / "history.sqlite"
+    for told in (
+        "0 accepted same n1", "2 rejected same n1", "3 rejected same n1", "4 incomplete same n1", "5 accepted other n1",
+        "6 accepted same n2", "7 accepted same n1 n2", "9 accepted same n1",
+    ):  # fmt: skip
+        night, outcome, digest, *hosts = told.split()
+        options: Any = {"outcome": outcome, "record": under(digest)}
+        add_run(history, judged_run(tmp_path / night, int(night), dict.fromkeys(hosts, PACE), **options).path)
+    run = judged_run(tmp_path / "run", 8, record=under("same"))
 
-    def test_are_not_told_where_there_are_none(self, tmp_path: Path, history: Path) -> None:
-        run = judged_run(tmp_path / "run", NIGHTS, record=under("same"))
-        assert recent_runs(run, tmp_path / "nowhere.sqlite", SKU, read_evidence(run)) == ""
-        assert recent_runs(run, history, "another-gpu", read_evidence(run)) == ""
+    def recent(file: Path, sku: str = SKU) -> str:
+        return recent_runs(run, file, sku, read_evidence(run))
+
+    counts = "2 rejected, 1 incomplete"
+    assert recent(history) == f"earlier runs of these nodes under the same thresholds in the last 7 days: {counts}"
+    assert recent(tmp_path / "nowhere") == recent(history, "another-gpu") == ""

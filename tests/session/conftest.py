@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from pytest_ddpscale.node.survey import GpusHere
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.survey_record import SurveyedGpu
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session import evidence
 from pytest_ddpscale.session import open as opening
 from pytest_ddpscale.session.evidence import find_source
@@ -18,6 +19,14 @@ from pytest_ddpscale.session.open import Site
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.settings import settings_from
 from tests.builders.sessions import THRESHOLDS, InstantGang, Open
+
+
+def told(judgement: Judgement) -> Iterator[str]:
+    """A judgement with its verdicts, in words."""
+    yield f"  {judgement.outcome}: {judgement.reason}; notes {[*judgement.notes]}"
+    for one in judgement.verdicts:
+        who = [f"{'surely' if one.is_certain else 'perhaps'} {one.kind} {one.host}" for one in one.culprits]
+        yield f"    {one.id}: {one.outcome} {one.value or 0:.3g}; {one.reason} {who} {[*one.notes]}"
 
 
 @pytest.fixture

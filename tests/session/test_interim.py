@@ -64,123 +64,118 @@ def half(measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: py
     return Half(measuring, monkeypatch)
 
 
-class TestVerdicts:
-    def test_are_written_after_a_study_and_the_run_is_incomplete(self, half: Half) -> None:
+def test_verdicts_are_written_after_a_study_and_the_run_is_incomplete(half: Half) -> None:
+    half.interim.begin()
+    half.interim.hear(END)
+    judgement = half.judgement
+    assert judgement.outcome == "incomplete"
+    assert "measuring was still running when this was written at 20" in judgement.reason
+    assert f"1 of 1 studies had ended; --ddp-resume={half.run.path}" in judgement.reason
+    assert "passed" in {verdict.outcome for verdict in judgement.verdicts}
+    assert any(verdict.value == pytest.approx(SAMPLES_PER_S) for verdict in judgement.verdicts)
+    assert "INCOMPLETE" in (half.run.path / "report.md").read_text("utf-8")
+    assert "Measuring was still running when this was written at 20" in half.page
+    assert half.session.verdicts == {}, "nothing is settled by it"
+
+
+def test_of_a_study_that_goes_on_they_are_not_measured_yet_and_no_error(half: Half) -> None:
+    lines = half.run.measurements_jsonl.read_text("utf-8").splitlines(keepends=True)
+    left = "".join(line for line in lines if '"study_end"' not in line)
+    half.run.measurements_jsonl.write_text(left, "utf-8")
+    half.interim.hear(CANCELLED)
+    assert {verdict.outcome for verdict in half.judgement.verdicts} == {"not_measured"}
+    assert half.judgement.verdicts[0].reason.startswith("interrupted at 20")
+
+
+def test_of_a_session_that_somebody_ends_they_are_there_at_once_with_when_and_why_and_the_page_is_final(
+    half: Half,
+) -> None:
+    half.interim.begin()
+    half.interim.hear(CANCELLED)
+    half.now_s += 1000.0
+    half.interim.hear(CUT)
+    assert len(half.written_s) == 1
+    assert "the job was cancelled" in half.page
+    assert 'http-equiv="refresh"' not in half.page
+    assert half.judgement.reason.startswith("interrupted at 20")
+    assert ": the job was cancelled; 1 of " in half.judgement.reason
+    final = half.session.conclude(interrupted=True, spoiled=())
+    assert final.outcome == "incomplete"
+    assert final.reason.startswith("interrupted at 20")
+
+
+def test_they_take_a_twentieth_of_the_time_at_most(half: Half, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged_s = list[float]()
+
+    def takes_two_seconds(*_: object, **__: object) -> None:
+        half.now_s += 2.0
+        judged_s.append(half.now_s)
+
+    monkeypatch.setattr(files, "write_reports", takes_two_seconds)
+    for _ in range(100):
         half.interim.hear(END)
-        judgement = half.judgement
-        assert judgement.outcome == "incomplete"
-        assert "measuring was still running when this was written at 20" in judgement.reason
-        assert f"1 of 1 studies had ended; --ddp-resume={half.run.path}" in judgement.reason
-        assert "passed" in {verdict.outcome for verdict in judgement.verdicts}
-        assert any(verdict.value == pytest.approx(SAMPLES_PER_S) for verdict in judgement.verdicts)
-        assert "INCOMPLETE" in (half.run.path / "report.md").read_text("utf-8")
-        assert half.session.verdicts == {}, "nothing is settled by it"
-
-    def test_of_a_study_that_goes_on_are_not_measured_yet_and_no_error(self, half: Half) -> None:
-        lines = half.run.measurements_jsonl.read_text("utf-8").splitlines(keepends=True)
-        left = "".join(line for line in lines if '"study_end"' not in line)
-        half.run.measurements_jsonl.write_text(left, "utf-8")
-        half.interim.hear(CANCELLED)
-        assert {verdict.outcome for verdict in half.judgement.verdicts} == {"not_measured"}
-        assert half.judgement.verdicts[0].reason.startswith("interrupted at 20")
-
-    def test_of_a_session_that_somebody_ends_are_there_at_once_with_when_and_why(self, half: Half) -> None:
-        half.interim.hear(CANCELLED)
-        assert half.judgement.reason.startswith("interrupted at 20")
-        assert ": the job was cancelled; 1 of " in half.judgement.reason
-        final = half.session.conclude(interrupted=True, spoiled=())
-        assert final.outcome == "incomplete"
-        assert final.reason.startswith("interrupted at 20")
-
-    def test_take_a_twentieth_of_the_time_at_most(self, half: Half, monkeypatch: pytest.MonkeyPatch) -> None:
-        judged_s = list[float]()
-
-        def takes_two_seconds(*_: object, **__: object) -> None:
-            half.now_s += 2.0
-            judged_s.append(half.now_s)
-
-        monkeypatch.setattr(files, "write_reports", takes_two_seconds)
-        for _ in range(100):
-            half.interim.hear(END)
-            half.now_s += 1.0
-        assert judged_s == [1002.0, 1044.0, 1086.0]
-        half.interim.hear(CANCELLED)
-        assert len(judged_s) == 4, "somebody waits for that one"
-
-    def test_are_not_made_of_other_records_nor_of_what_an_interruption_ended(self, half: Half) -> None:
-        heard: list[object] = []
-        records: list[AnyRecord | Notice] = [Idle(), StudyStart(study=STUDY, unix_s=1.0), CUT]
-        for record in records:
-            half.interim.listening(heard.append)(record)
-        assert heard == records
-        assert not half.run.verdicts_json.exists()
-
-    def test_that_cannot_be_yet_are_no_error(self, half: Half) -> None:
-        half.run.plan_json.write_text("{", "utf-8")
-        half.interim.hear(END)
-        assert not half.run.verdicts_json.exists()
+        half.now_s += 1.0
+    assert judged_s == [1002.0, 1044.0, 1086.0]
+    half.interim.hear(CANCELLED)
+    assert len(judged_s) == 4, "somebody waits for that one"
 
 
-class TestPage:
-    def test_of_the_plan_says_how_long_it_takes(self, half: Half) -> None:
-        half.interim.begin()
-        told = (
-            f'<meta http-equiv="refresh" content="{REFRESH_S}">',
-            "MEASURING: 0 of ",
-            "0 % done, ",
-            "starting ranks</p>",
-        )
-        assert [one for one in (*told, "No requirement has been judged yet") if one not in half.page] == []
+def test_they_are_not_made_of_other_records_nor_of_what_an_interruption_ended_nor_of_what_cannot_be_read(
+    half: Half,
+) -> None:
+    heard: list[object] = []
+    records: list[AnyRecord | Notice] = [Idle(), StudyStart(study=STUDY, unix_s=1.0), CUT]
+    for record in records:
+        half.interim.listening(heard.append)(record)
+    assert heard == records
+    half.run.plan_json.write_text("{", "utf-8")
+    half.interim.hear(END)
+    assert not half.run.verdicts_json.exists()
 
-    def test_has_ranks_and_progress_every_5_s_also_while_blocks_are_timed(self, half: Half) -> None:
-        half.interim.begin()
-        half.interim.hear(gang_on(["n1", "n2"], 1))
-        half.interim.hear(StudyStart(study=STUDY, unix_s=1.0))
-        for second in range(30):
-            half.now_s += 1.0
-            block = steady_block(STUDY, Arm("ddp", 2, 4), second, (0, 1), 100.0 + second)
-            half.interim.hear(Idle() if second % 3 else block)
-        assert half.written_s == pytest.approx([1000.0 + 5 * number for number in range(7)], abs=1.1)
-        assert "ddp@2, round 28" in half.page
-        assert '<td class="n">127.0</td>' in half.page
 
-    def test_takes_no_more_than_its_share(self, half: Half) -> None:
-        half.progress_s = 0.5
-        half.interim.begin()
-        for _ in range(600):
-            half.now_s += 1.0
-            half.interim.hear(Idle())
-        gaps = [later - earlier for earlier, later in zip(half.written_s, half.written_s[1:], strict=False)]
-        assert min(gaps) >= 0.5 / LARGEST_SHARE_OF_PROGRESS
-        assert len(half.written_s) <= 7
-        assert (LARGEST_SHARE_OF_PROGRESS, REFRESH_S) == (0.005, 5), "as promised"
+def test_the_page_has_the_plan_then_ranks_and_progress_every_5_s_also_while_blocks_are_timed(half: Half) -> None:
+    half.interim.begin()
+    for told in (
+        f'<meta http-equiv="refresh" content="{REFRESH_S}">', "MEASURING: 0 of ", "0 % done, ", "starting ranks</p>",
+        "No requirement has been judged yet",
+    ):  # fmt: skip
+        assert told in half.page
+    half.interim.hear(gang_on(["n1", "n2"], 1))
+    half.interim.hear(StudyStart(study=STUDY, unix_s=1.0))
+    for second in range(30):
+        half.now_s += 1.0
+        block = steady_block(STUDY, Arm("ddp", 2, 4), second, (0, 1), 100.0 + second)
+        half.interim.hear(Idle() if second % 3 else block)
+    assert half.written_s == pytest.approx([1000.0 + 5 * number for number in range(7)], abs=1.1)
+    assert "ddp@2, round 28" in half.page
+    assert '<td class="n">127.0</td>' in half.page
 
-    def test_has_what_was_judged_after_a_study_at_once(self, half: Half) -> None:
-        half.interim.begin()
-        half.interim.hear(END)
-        assert "Measuring was still running when this was written at 20" in half.page
 
-    def test_is_final_after_an_interruption_and_left_alone(self, half: Half) -> None:
-        half.interim.begin()
-        half.interim.hear(CANCELLED)
-        half.now_s += 1000.0
-        half.interim.hear(CUT)
-        assert len(half.written_s) == 1
-        assert "the job was cancelled" in half.page
-        assert 'http-equiv="refresh"' not in half.page
-
-    def test_on_a_full_disk_ends_no_measuring(self, half: Half, monkeypatch: pytest.MonkeyPatch) -> None:
-        def full(*_: object) -> None:
-            raise OSError("No space left on device")
-
-        monkeypatch.setattr(files, "write_live_page", full)
-        half.interim.begin()
-        half.now_s += 1000.0
+def test_the_page_takes_no_more_than_its_share(half: Half) -> None:
+    half.progress_s = 0.5
+    half.interim.begin()
+    for _ in range(600):
+        half.now_s += 1.0
         half.interim.hear(Idle())
-        assert not (half.run.path / "report.html").exists()
+    gaps = [later - earlier for earlier, later in zip(half.written_s, half.written_s[1:], strict=False)]
+    assert min(gaps) >= 0.5 / LARGEST_SHARE_OF_PROGRESS
+    assert len(half.written_s) <= 7
+    assert (LARGEST_SHARE_OF_PROGRESS, REFRESH_S) == (0.005, 5), "as promised"
 
-    def test_of_an_earlier_run_there_is_none(self, half: Half, opened: Open) -> None:
-        judging = opened(ddp_judge=str(half.run.path))
-        judging.interim.begin()
-        judging.interim.hear(Idle())
-        assert not (half.run.path / "report.html").exists()
+
+def test_a_page_on_a_full_disk_ends_no_measuring_and_of_an_earlier_run_there_is_none(
+    half: Half, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judging = opened(ddp_judge=str(half.run.path))
+    judging.interim.begin()
+    judging.interim.hear(Idle())
+    assert not (half.run.path / "report.html").exists()
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(files, "write_live_page", full)
+    half.interim.begin()
+    half.now_s += 1000.0
+    half.interim.hear(Idle())
+    assert not (half.run.path / "report.html").exists()

@@ -1,144 +1,163 @@
-"""A session measures what it asked for, once."""
+"""A session measures what it asked for, once, and never concludes more than it knows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.errors import OptionError, RunDirectoryError
+from pytest_ddpscale.errors import HistoryError, OptionError, RunDirectoryError
+from pytest_ddpscale.history.regression import Baseline
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session import evidence
+from pytest_ddpscale.session import session as module
 from pytest_ddpscale.session.session import AcceptanceSession
-from tests.builders.sessions import SAMPLES_PER_S, InstantGang, Open, nothing
+from tests.approved import assert_approved, masked
+from tests.builders.sessions import InstantGang, Open, nothing
+from tests.session.conftest import told
 
 
-class TestMeasuring:
-    def test_only_what_is_selected_and_fits_is_planned(self, opened: Open) -> None:
-        session = opened(ddp_block="7s")
-        session.source.select(session.source.cases)
-        assert session.source.plan is not None
-        assert [study.id for study in session.source.plan.studies] == ["weak/r"], "8 ranks do not fit"
-        assert [arm.name for arm in session.source.plan.studies[0].arms] == ["alone", "ddp@2", "each@2"]
-        assert (session.source.plan.studies[0].rounds, session.source.plan.studies[0].block_s) == (FEWEST_ROUNDS, 7.0)
-        session.source.select(session.source.cases[:1])
-        assert [arm.name for arm in session.source.plan.studies[0].arms] == ["alone"]
+def test_only_what_is_selected_and_fits_is_planned(opened: Open) -> None:
+    source = opened(ddp_block="7s").source
+    for cases, arms in ((source.cases, ["alone", "ddp@2", "each@2"]), (source.cases[:1], ["alone"])):
+        source.select(cases)
+        assert source.plan is not None
+        [study] = source.plan.studies  # 8 ranks do not fit
+        assert (study.id, [arm.name for arm in study.arms]) == ("weak/r", arms)
+        assert (study.rounds, study.block_s) == (FEWEST_ROUNDS, 7.0)
 
-    def test_what_is_about_to_happen_is_on_disk_first(self, measuring: AcceptanceSession) -> None:
-        assert measuring.source.measured_run.read_plan() == measuring.source.plan
-        record, thresholds = measuring.source.measured_run.read_run(), measuring.source.subject.thresholds
-        assert (record.sku, record.status, record.finished_at) == (measuring.source.subject.sku, "running", None)
-        assert record.argv == ("pytest", "--password", "***")
-        assert record.thresholds is not None
-        assert record.thresholds.digests == thresholds.digests
-        assert record.versions["pytest_ddpscale"] == __version__
-        assert measuring.source.evidence is None
 
-    def test_one_launch_answers_everything_planned(
-        self, measuring: AcceptanceSession, gangs: list[InstantGang]
-    ) -> None:
-        verdicts = [measuring.judge(case, nothing) for case in measuring.source.cases[:2]]
-        assert [verdict.outcome for verdict in verdicts] == ["passed", "passed"]
-        assert [verdict.value for verdict in verdicts] == pytest.approx([SAMPLES_PER_S, 1.0])
-        assert len(gangs) == 1
-        assert measuring.source.evidence is not None
+def test_what_is_about_to_happen_is_on_disk_first(measuring: AcceptanceSession) -> None:
+    source, run = measuring.source, measuring.source.measured_run
+    record = run.read_run()
+    assert (record.sku, record.status, record.finished_at) == (source.subject.sku, "running", None)
+    assert (run.read_plan(), source.evidence) == (source.plan, None)
+    assert record.argv == ("pytest", "--password", "***")
+    assert record.thresholds is not None
+    assert record.thresholds.digests == source.subject.thresholds.digests
+    assert record.versions["pytest_ddpscale"] == __version__
 
-    def test_a_verdict_once_given_stays(self, measuring: AcceptanceSession) -> None:
-        first = measuring.judge(measuring.source.cases[0], nothing)
-        assert measuring.judge(measuring.source.cases[0], nothing) is first
 
-    def test_what_needs_more_ranks_than_there_are_is_not_measured_nor_launched(
-        self, measuring: AcceptanceSession, gangs: list[InstantGang]
-    ) -> None:
-        verdict = measuring.judge(measuring.source.cases[2], nothing)
-        assert (verdict.outcome, verdict.reason) == ("not_measured", "needs 8 ranks; 2 can be used here")
-        assert gangs == []
+def test_limits_and_isolation_are_passed_on(opened: Open, gangs: list[InstantGang]) -> None:
+    session = opened(ddp_budget="10m", ddp_inactivity_limit="90s", ddp_profile="5")
+    session.source.select(session.source.cases)
+    session.source.open_run()
+    session.judge(session.source.cases[0], nothing)
+    limits = gangs[0].limits
+    assert (limits.budget_s, limits.inactivity_s, limits.startup_s, gangs[0].isolate) == (600.0, 90.0, 600.0, True)
+    assert limits.total_s is not None, "the plan gives one"
+    assert limits.total_s > 600.0, "and it contains the start"
 
-    def test_a_study_that_breaks_is_an_error(
-        self, measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(InstantGang, "breaks", "rank 1 on here failed in warm-up: no memory")
-        verdict = measuring.judge(measuring.source.cases[0], nothing)
-        assert (verdict.outcome, verdict.reason) == ("error", "rank 1 on here failed in warm-up: no memory")
 
-    def test_limits_and_isolation_are_passed_on(self, opened: Open, gangs: list[InstantGang]) -> None:
-        session = opened(ddp_budget="10m", ddp_inactivity_limit="90s", ddp_profile="5")
+def test_a_question_that_makes_no_sense_is_refused(measuring: AcceptanceSession) -> None:
+    for question in (
+        ("speed", "r", 1), ("generation_ratio", "r", 1), ("throughput_per_gpu", "s", 1), ("throughput_per_gpu", "r", 3),
+        ("strong_scaling_speedup", "r", 2),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=r"which the plan does not measure; .* Add a requirement on it"):
+            measuring.samples(*question, nothing)
+
+
+def test_why_the_history_lacks_a_run_is_told_and_costs_nothing(measuring: AcceptanceSession, tmp_path: Path) -> None:
+    measuring.judge(measuring.source.cases[0], nothing)
+    judgement, run = measuring.conclude(interrupted=False, spoiled=()), measuring.source.measured_run
+    (tmp_path / "file").touch()
+    measuring.history_file = tmp_path / "file" / "site.sqlite"
+    why = measuring.remember(judgement)
+    assert "cannot be used (Not a directory)" in why or "cannot be used (File exists)" in why
+    run.run_json.write_text(run.run_json.read_text("utf-8").replace('"started_at":"20', '"started_at":"yesterday'))
+    measuring.history_file = tmp_path / "site.sqlite"
+    assert "yesterday" in measuring.remember(judgement)
+
+
+def test_what_cannot_be_read_is_not_measured_again(
+    measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RunDirectoryError("measurements.jsonl", "is broken", "")
+
+    monkeypatch.setattr(evidence, "read_evidence", broken)
+    for message in ("is broken", "could not be read after measuring", "could not be read after measuring"):
+        with pytest.raises(RunDirectoryError, match=message):
+            measuring.judge(measuring.source.cases[0], nothing)
+    assert len(gangs) == 1
+
+
+def full(gang: InstantGang, plan: Plan) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def full_while_recording(gang: InstantGang, plan: Plan) -> None:
+    raise gang.run.unwritten(gang.run.measurements_jsonl, OSError(28, "No space left on device"))
+
+
+def killed_at_the_end(gang: InstantGang, plan: Plan) -> None:
+    measure(gang, plan)
+    raise KeyboardInterrupt
+
+
+def broken_history(*_: object) -> None:
+    raise HistoryError("history.sqlite", "is broken", "")
+
+
+measure = InstantGang.measure
+# What the gang is like, the cases whose tests ask for a verdict, and how the session ends.
+SCENES: dict[str, tuple[dict[str, Any], Sequence[int], dict[str, Any]]] = {
+    "one launch answers what fits, in the order of the file": ({}, (2, 1, 0), {}),
+    "a case whose test never asked is judged by what was measured": ({}, (0,), {}),
+    "a study breaks": ({"breaks": "rank 1 on here failed in warm-up: no memory"}, (0,), {}),
+    "a write error ends measuring and not the session": ({"measure": full}, (0, 1), {}),
+    "a record cannot be written": ({"measure": full_while_recording}, (0, 1), {}),
+    # What ended it may be the very fault that was looked for, however good its rounds were.
+    "a study has no end": ({"ends": False, "measure": killed_at_the_end}, (0,), {"interrupted": True}),
+    # Concluding measures nothing.
+    "nobody asked": ({}, (), {}),
+    "the session was interrupted": ({}, (), {"interrupted": True}),
+    "pytest ended before": ({}, (), {"stopped": "stopping after 1 failures"}),
+    "what needs more ranks than there are is not launched": ({}, (2,), {}),
+    "the history cannot be read": ({}, (0,), {}),
+}
+
+
+def test_a_session_never_concludes_more_than_it_knows(
+    opened: Open, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = list[str]()
+    for name, (gang, asked, end) in SCENES.items():
+        session = opened(ddp_run_dir=str(tmp_path / name))
         session.source.select(session.source.cases)
         session.source.open_run()
-        session.judge(session.source.cases[0], nothing)
-        limits = gangs[0].limits
-        assert (limits.budget_s, limits.inactivity_s, limits.startup_s, gangs[0].isolate) == (600.0, 90.0, 600.0, True)
-        assert limits.total_s is not None, "the plan gives one"
-        assert limits.total_s > 600.0, "and it contains the start"
-
-    def test_a_question_that_makes_no_sense_is_refused(self, measuring: AcceptanceSession) -> None:
-        for question in [
-            ("speed", "r", 1),
-            ("generation_ratio", "r", 1),
-            ("throughput_per_gpu", "s", 1),
-            ("throughput_per_gpu", "r", 3),
-            ("strong_scaling_speedup", "r", 2),
-        ]:
-            with pytest.raises(OptionError, match=r"which the plan does not measure; .* Add a requirement on it"):
-                measuring.samples(*question, nothing)
-
-    def test_why_the_history_lacks_a_run_is_told_and_costs_nothing(
-        self, measuring: AcceptanceSession, tmp_path: Path
-    ) -> None:
-        measuring.judge(measuring.source.cases[0], nothing)
-        judgement, run = measuring.conclude(interrupted=False, spoiled=()), measuring.source.measured_run
-        (tmp_path / "file").write_text("", encoding="utf-8")
-        measuring.history_file = tmp_path / "file" / "site.sqlite"
-        why = measuring.remember(judgement)
-        assert "cannot be used (Not a directory)" in why or "cannot be used (File exists)" in why
-        run.run_json.write_text(run.run_json.read_text("utf-8").replace('"started_at":"20', '"started_at":"yesterday'))
-        measuring.history_file = tmp_path / "site.sqlite"
-        assert "yesterday" in measuring.remember(judgement)
-
-    @pytest.mark.parametrize("is_ours", [False, True])
-    def test_a_write_error_ends_measuring_and_not_the_session(
-        self, measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch, is_ours: bool
-    ) -> None:
-        def full(gang: InstantGang, plan: Plan) -> None:
-            error = OSError(28, "No space left on device")
-            raise gang.run.unwritten(gang.run.measurements_jsonl, error) if is_ours else error
-
-        monkeypatch.setattr(InstantGang, "measure", full)
-        verdict = measuring.judge(measuring.source.cases[0], nothing)
-        assert (verdict.outcome, verdict.reason) == ("error", measuring.source.writing_problem)
-        assert "cannot be written (No space left on device)" in verdict.reason
-
-    def test_what_cannot_be_read_is_not_measured_again(
-        self, measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def broken(*_: object) -> None:
-            raise RunDirectoryError("measurements.jsonl", "is broken", "")
-
-        monkeypatch.setattr(evidence, "read_evidence", broken)
-        for message in ("is broken", "could not be read after measuring", "could not be read after measuring"):
-            with pytest.raises(RunDirectoryError, match=message):
-                measuring.judge(measuring.source.cases[0], nothing)
-        assert len(gangs) == 1
-
-    def test_a_run_that_was_only_begun_is_measured_anew_in_its_place(
-        self, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def killed(run: RunDirectory, path: Path, data: object) -> None:
-            if path == run.plan_json:
-                raise KeyboardInterrupt
-            write(run, path, data)
-
-        write, source = RunDirectory.write_json, opened().source
-        source.select(source.cases)
+        gangs.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(RunDirectory, "write_json", killed)
-            with pytest.raises(KeyboardInterrupt):
-                source.open_run()
-        again = opened(ddp_resume=str(tmp_path / "run"), ddp_run_dir=None).source
-        again.select(again.cases)
-        again.open_run()
-        assert (again.measured_run.path, again.plan_to_measure) == (tmp_path / "run", source.plan)
-        assert again.measured_run.read_run().resumed == ()
+            for key, value in gang.items():
+                patch.setattr(InstantGang, key, value)
+            if "history" in name:
+                patch.setattr(module, "baseline_of", broken_history)
+            for at in asked:
+                case = session.source.cases[at]
+                with suppress(KeyboardInterrupt):
+                    verdict = session.judge(case, nothing)
+                    assert session.judge(case, nothing) is verdict, "a verdict once given stays"
+            judgement = session.conclude(**{"interrupted": False, "spoiled": (), **end})
+        said += [f"{name}: {len(gangs)} launches", *told(judgement)]
+    assert_approved("conclusions.txt", masked("\n".join(said), tmp_path))
+
+
+def test_the_spread_of_earlier_launches_widens_the_last_verdict_and_none_before_and_is_kept(
+    measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "baseline_of", lambda *_: Baseline("cpu", "2026-01-31T12:00:00+00:00"))
+    monkeypatch.setattr(module, "with_launch_deviation", lambda verdict, *_: replace(verdict, launch_sd=0.5))
+    source = measuring.source
+    source.measure(nothing)
+    assert source.evidence is not None
+    assert measuring.so_far(source.evidence, "", "").verdicts[0].launch_sd != 0.5
+    assert not source.measured_run.baseline_json.exists()
+    assert measuring.judge(source.cases[0], nothing).launch_sd == 0.5
+    assert source.measured_run.baseline_json.exists()

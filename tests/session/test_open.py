@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import platform
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,121 +13,119 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import BadInput, OptionError, SkuError
-from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.strict_json import parse_strict_json
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session import open as opening
-from pytest_ddpscale.session.open import THIS_MACHINE, Machine
+from pytest_ddpscale.session.open import THIS_MACHINE
+from tests.approved import assert_approved, masked
 from tests.builders.json_types import as_json, read_as
 from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run
-from tests.rows import rows
 
 WITH_CHECK = THRESHOLDS.replace("'^G$'}", "'^G$'}\n    requirements: [{check: gpus, severity: fail}]")
-CHECKED, OF_80_GIB = {"thresholds": "checked.yaml"}, {"thresholds": "80gib.yaml"}
+IN_WORDS = THRESHOLDS.replace("    requirements: []\n", "    requirements:\n" + "".join(
+    f"      - {{weak_scaling_efficiency: {{{size}: 0.97}}, of: r, published: paper, bound: 0.5, because: so}}\n"
+    for size in ("node", "2 nodes", "all")
+))  # fmt: skip
+CHECKED = {"thresholds": "checked.yaml"}
 GPUS = [gpu(0), gpu(1), gpu(2)]
-# A GPU that works in the host's memory has none of its own; of another it is a fault.
-WITHOUT_MEMORY = [*GPUS[:2], replace(gpu(2), memory_bytes=None)]
-NONE_VISIBLE = r"^--gpu-sku=auto: no NVIDIA GPU is visible here.*; expected at least one GPU"
-# Besides GPUs that answer: one that the driver lists and that does not; a driver that lists none; nobody may ask.
+# Besides GPUs that answer, one that the driver lists and that does not.
 LOST = {"silent": [SkuError("GPU 1", "GPU is lost", "a GPU that answers")]}
-LISTS_NONE: dict[str, Any] = {"why_none": "the driver lists none", "is_fault": True}
-BROKEN: dict[str, Any] = {"broken": True}
-ONE_LOST = "GPU 1: GPU is lost"
-IS_LOST, FEWER = f"^{ONE_LOST}; expected a GPU that answers", ("2 GPUs are visible here, 8 were requested",)
-
-
-def _of(devices: int | None, *silent: str, asked: int | None = None, lacks_gpus: bool = False) -> Machine:
-    return Machine(THIS_MACHINE, devices, asked, silent, lacks_gpus)
+MACHINES: dict[str, tuple[Sequence[Any], dict[str, Any]]] = {
+    "3 GPUs": (GPUS, {}), "2 GPUs": (GPUS[:2], {}), "1 GPU": (GPUS[:1], {}), "another GPU": ([gpu(0, name="H")], {}),
+    "no GPU": ([], {}), "ranks in words": ([], {}), "GPU 1 of 3 lost": (GPUS[::2], LOST), "GPU 1 lost": ([], LOST),
+    # A GPU that works in the host's memory has none of its own; of another it is a fault.
+    "GPU 2 has no memory": ([*GPUS[:2], replace(gpu(2), memory_bytes=None)], {}),
+    "driver lists none": ([], {"why_none": "the driver lists none", "is_fault": True}),
+}  # fmt: skip
+CHECK, WORDS = "thresholds=checked.yaml", "thresholds=words.yaml"
+PLANNED = "collect_only ddp_nodes=16 ddp_gpus_per_node="
+ASKED = {
+    # All that are here are used, or as many as asked for; a laptop that only plans knows none but may be told.
+    "3 GPUs": ("gpu_sku=gpu", "gpu_sku=auto ddp_gpus_per_node=2"),
+    "1 GPU": ("gpu_sku=auto",),
+    # A node without GPUs is never judged as a CPU. An earlier run needs no device, and is judged as what it was
+    # measured on. A named SKU whose check rejects a machine without GPUs is judged by it.
+    "no GPU": (
+        "gpu_sku=gpu collect_only", "gpu_sku=gpu collect_only ddp_gpus_per_node=8",
+        "gpu_sku=gpu collect_only ddp_world_sizes=1024", "gpu_sku=gpu ddp_hosts=@hosts", "gpu_sku=auto",
+        "gpu_sku=auto collect_only", "gpu_sku=laptop", "gpu_sku=laptop collect_only",
+        "gpu_sku=auto ddp_judge=of-cpu ddp_world_sizes=1024", "gpu_sku=auto ddp_judge=of-gpu",
+        "gpu_sku=gpu ddp_judge=of-gpu", "gpu_sku=g ddp_judge=of-gpu", "gpu_sku=cpu ddp_judge=of-gpu",
+        "gpu_sku=auto ddp_judge=of-h100", "gpu_sku=cpu ddp_judge=of-h100", f"gpu_sku=gpu {CHECK}",
+    ),
+    # How many ranks `node` and `all` are depends on where they are measured; of nodes that nobody can look at it is
+    # said, or usual, and of an earlier run it follows from the devices that its nodes had.
+    "ranks in words": (
+        f"{WORDS} ddp_gpus_per_node=4", f"{WORDS} ddp_gpus_per_node=1",
+        f"{WORDS} collect_only ddp_nodes=3 ddp_gpus_per_node=4", f"{WORDS} {PLANNED}",
+        f"thresholds=of-4.yaml {PLANNED}",
+        *(f"{WORDS} gpu_sku=auto ddp_judge=of-{run}" for run in ("cpu", "six", "three")),
+    ),
+    "another GPU": ("gpu_sku=g",),
+    # A broken driver stops neither planning nor the CPU.
+    "broken driver": ("gpu_sku=cpu", "gpu_sku=cpu collect_only", "gpu_sku=gpu collect_only"),
+    # GPUs that do not answer end a session where no check would tell, or where no other GPU answers.
+    "GPU 1 of 3 lost": ("gpu_sku=gpu", "gpu_sku=auto", f"gpu_sku=gpu {CHECK}", f"gpu_sku=auto {CHECK}"),
+    "GPU 2 has no memory": (f"gpu_sku=auto {CHECK}", "gpu_sku=auto thresholds=80gib.yaml"),
+    "GPU 1 lost": (
+        "gpu_sku=cpu", f"gpu_sku=auto {CHECK}", "gpu_sku=gpu", f"gpu_sku=gpu ddp_world_sizes=1,4 {CHECK}",
+        f"gpu_sku=gpu {CHECK}",
+    ),
+    "driver lists none": (f"gpu_sku=gpu ddp_world_sizes=1,4 {CHECK}", "gpu_sku=gpu"),
+    # Fewer than asked for are a fault of the node where a check tells, else a slip.
+    "2 GPUs": (
+        f"gpu_sku=gpu ddp_gpus_per_node=8 {CHECK}", f"gpu_sku=gpu ddp_world_sizes=1,2,8 {CHECK}",
+        "gpu_sku=gpu ddp_gpus_per_node=8", f"gpu_sku=gpu ddp_gpus_per_node=1 {CHECK}",
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thresholds that check GPUs, and earlier runs of three SKUs."""
     monkeypatch.chdir(tmp_path)
-    texts = {"checked.yaml": WITH_CHECK, "80gib.yaml": WITH_CHECK.replace("'^G$'", "'^G$', memory_gib: 80")}
+    texts = {
+        "checked": WITH_CHECK, "80gib": WITH_CHECK.replace("'^G$'", "'^G$', memory_gib: 80"), "words": IN_WORDS,
+        "of-4": IN_WORDS.replace("{device: cpu}\n", "{device: cpu}\n    node: {gpus: 4, published: paper}\n"),
+    }  # fmt: skip
     for name, text in texts.items():
-        Path(name).write_text(text, encoding="utf-8")
+        Path(f"{name}.yaml").write_text(text, encoding="utf-8")
     Path("hosts").write_text("n1 slots=3\nn2 slots=3\n", encoding="utf-8")
     for sku in ("cpu", "gpu", "h100"):
         measured_run(Path(f"of-{sku}"), sku)
+    RunDirectory.open(measured_run(Path("of-six"))).note(devices_present=6)
+    three = RunDirectory.open(measured_run(Path("of-three")))
+    three.write_json(three.plan_json, Plan("cpu", "cpu", (), nodes=3, ranks_per_node=2))
 
 
-@rows(
-    ("gpus", "driver", "options", "expected"),
-    [
-        # All that are here are used, or as many as asked for; a laptop that only plans knows none but may be told.
-        (GPUS, {}, {"gpu_sku": "gpu"}, ("gpu", _of(3))),
-        (GPUS, {}, {"gpu_sku": "auto", "ddp_gpus_per_node": "2"}, ("gpu", _of(2))),
-        (GPUS[:1], {}, {"gpu_sku": "auto"}, ("gpu", _of(1))),
-        ([], {}, {"gpu_sku": "gpu", "collect_only": True}, ("gpu", _of(None))),
-        ([], {}, {"gpu_sku": "gpu", "collect_only": True, "ddp_gpus_per_node": "8"}, ("gpu", _of(8))),
-        ([], {}, {"gpu_sku": "gpu", "collect_only": True, "ddp_world_sizes": "1024"}, ("gpu", _of(None))),
-        (
-            [], {}, {"gpu_sku": "gpu", "ddp_hosts": "@hosts"},
-            ("gpu", Machine(Cluster(2, ("n1", "n2"), "ssh", is_elsewhere=True, slots=3), 6)),
-        ),
-        # A node without GPUs is never judged as a CPU.
-        ([], {}, {"gpu_sku": "auto"}, NONE_VISIBLE),
-        ([], {}, {"gpu_sku": "auto", "collect_only": True}, NONE_VISIBLE),
-        ([], {}, {"gpu_sku": "laptop"}, ("cpu", _of(2))),
-        ([], {}, {"gpu_sku": "laptop", "collect_only": True}, ("cpu", _of(2))),
-        ([gpu(0, name="H")], {}, {"gpu_sku": "g"}, r"^--gpu-sku=gpu: the GPUs here are not gpu"),
-        # A broken driver stops neither planning nor the CPU.
-        ([], BROKEN, {"gpu_sku": "cpu"}, ("cpu", _of(2))),
-        ([], BROKEN, {"gpu_sku": "cpu", "collect_only": True}, ("cpu", _of(2))),
-        ([], BROKEN, {"gpu_sku": "gpu", "collect_only": True}, ("gpu", _of(None))),
-        ([], LOST, {"gpu_sku": "cpu"}, ("cpu", _of(2))),
-        # An earlier run needs no device, and is judged as what it was measured on.
-        ([], {}, {"gpu_sku": "auto", "ddp_judge": "of-cpu", "ddp_world_sizes": "1024"}, ("cpu", _of(None))),
-        *(([], {}, {"gpu_sku": one, "ddp_judge": "of-gpu"}, ("gpu", _of(None))) for one in ("auto", "gpu", "g")),
-        ([], {}, {"gpu_sku": "cpu", "ddp_judge": "of-gpu"}, r"cpu, but of-gpu was measured on gpu; expected gpu\."),
-        *(([], {}, {"gpu_sku": one, "ddp_judge": "of-h100"}, "h100") for one in ("auto", "cpu")),
-        # GPUs that do not answer end a session where no check would tell, or where no other GPU answers.
-        *((GPUS[::2], LOST, {"gpu_sku": one}, IS_LOST) for one in ("gpu", "auto")),
-        *((GPUS[::2], LOST, {"gpu_sku": one, **CHECKED}, ("gpu", _of(2, ONE_LOST))) for one in ("gpu", "auto")),
-        (WITHOUT_MEMORY, {}, {"gpu_sku": "auto", **CHECKED}, ("gpu", _of(3))),
-        ([], LOST, {"gpu_sku": "auto", **CHECKED}, IS_LOST),
-        ([], LOST, {"gpu_sku": "gpu"}, IS_LOST),
-        # A named SKU whose check rejects a machine without GPUs is judged by it.
-        *(
-            ([], driver, {"gpu_sku": "gpu", "ddp_world_sizes": "1,4", **CHECKED}, ("gpu", _of(4, why, lacks_gpus=True)))
-            for driver, why in ((LOST, ONE_LOST), (LISTS_NONE, "the driver lists none"))
-        ),
-        ([], LOST, {"gpu_sku": "gpu", **CHECKED}, ("gpu", _of(8, ONE_LOST, lacks_gpus=True))),
-        ([], {}, {"gpu_sku": "gpu", **CHECKED}, "no NVIDIA GPU is visible here"),
-        ([], LISTS_NONE, {"gpu_sku": "gpu"}, "no NVIDIA GPU is visible here: the driver lists none"),
-        # Fewer than asked for are a fault of the node where a check tells, else a slip.
-        *(
-            (GPUS[:2], {}, {"gpu_sku": "gpu", **asked, **CHECKED}, ("gpu", _of(2, *FEWER, asked=8)))
-            for asked in ({"ddp_gpus_per_node": "8"}, {"ddp_world_sizes": "1,2,8"})
-        ),
-        (GPUS[:2], {}, {"gpu_sku": "gpu", "ddp_gpus_per_node": "8"}, "^--ddp-gpus-per-node: found 8, but 2 GPUs"),
-        (GPUS[:2], {}, {"gpu_sku": "gpu", "ddp_gpus_per_node": "1", **CHECKED}, ("gpu", _of(1))),
-    ],
-)  # fmt: skip
 def test_sku_and_devices_follow_from_options_and_from_what_is_here(
-    files: None, opened: Open, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, gpus: Sequence[Any],
-    driver: dict[str, Any], options: dict[str, Any], expected: Any,
-) -> None:  # fmt: skip
-    if driver is BROKEN:
-        monkeypatch.setattr(opening, "gpus_here", lambda: pytest.fail("NVML was asked"))
-    else:
-        machine(*gpus, **driver)
-    if isinstance(expected, str):
-        with pytest.raises(BadInput, match=expected):
-            opened(**options)
-        return
-    session = opened(**options)
-    assert (session.sku, session.source.machine) == expected
-    assert session.subject.device_type == ("cpu" if session.sku == "cpu" else "cuda")
-
-
-def test_gpus_without_memory_whose_sku_has_memory_do_not_answer(
-    files: None, opened: Open, machine: Callable[..., None]
+    files: None, opened: Open, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    machine(*WITHOUT_MEMORY)
-    found = opened(gpu_sku="auto", **OF_80_GIB).source.machine
-    assert (found.devices, len(found.silent)) == (2, 1)
+    said = list[str]()
+    for name, every in ASKED.items():
+        if name in MACHINES:
+            gpus, driver = MACHINES[name]
+            machine(*gpus, **driver)
+        else:
+            monkeypatch.setattr(opening, "gpus_here", lambda: pytest.fail("NVML was asked"))
+        for words in every:
+            parts = (word.partition("=") for word in words.split())
+            options: dict[str, Any] = {key: value or (None if sign else True) for key, sign, value in parts}
+            try:
+                session = opened(**options)
+                found = session.source.machine
+                at = "" if found.cluster == THIS_MACHINE else f" of {found.cluster}"
+                told = f"{session.sku}, {session.subject.device_type}: {found.devices} devices{at}, "
+                told += f"asked {found.gpus_asked}, silent {[*found.silent]}, lacks GPUs: {found.lacks_gpus}"
+                sizes = {one.name: one.world_size for one in session.source.cases if "rank" not in one.name}
+                if "words" in name:
+                    session.source.select(session.source.cases)
+                    plan = session.source.plan
+                    told += f", {sizes}, planned for {plan and plan.layout.world_size}"
+            except BadInput as error:
+                told = str(error)
+            said.append(f"{name}, {words}: {told}")
+    assert_approved("machines.txt", masked("\n".join(said).replace(f" of {platform.node()}:", " of HERE:"), tmp_path))
 
 
 def test_missing_gpus_are_left_to_their_check(files: None, opened: Open, machine: Callable[..., None]) -> None:
@@ -165,53 +164,10 @@ def test_without_torch_nothing_starts_here(files: None, opened: Open, monkeypatc
     assert elsewhere.source.machine.cluster.is_elsewhere
 
 
-class TestWorldSizesInWords:
-    """How many ranks `node` and `all` are depends on where they are measured."""
-
-    ROWS = "".join(
-        f"      - {{weak_scaling_efficiency: {{{size}: 0.97}}, of: r, published: paper, bound: 0.5, because: so}}\n"
-        for size in ("node", "2 nodes", "all")
-    )
-    OF_FOUR = "{device: cpu}\n    node: {gpus: 4, published: paper}\n"
-    PLANNED = {"collect_only": True, "ddp_nodes": "16", "ddp_gpus_per_node": None}  # noqa: RUF012
-
-    def sizes(self, opened: Open, tmp_path: Path, node: str = "{device: cpu}\n", **options: Any) -> dict[str, int]:
-        """World sizes of the cases that a session opens, by name."""
-        text = THRESHOLDS.replace("    requirements: []\n", f"    requirements:\n{self.ROWS}")
-        (tmp_path / "thresholds.yaml").write_text(text.replace("{device: cpu}\n", node), encoding="utf-8")
-        source = opened(**options).source
-        if options == self.PLANNED:
-            source.select(source.cases)
-            assert source.plan is not None
-            assert source.plan.layout.world_size == {case.name: case.world_size for case in source.cases}["r-all"]
-        return {case.name: case.world_size for case in source.cases if "-" in case.name[1:] and "rank" not in case.name}
-
-    @rows(
-        ("options", "expected"),
-        [
-            ({"ddp_gpus_per_node": "4"}, {"r-node": 4}),
-            ({"ddp_gpus_per_node": "1"}, {}),  # one rank scales to nothing
-            # Nodes that are only planned for count as well; of those that nobody can look at it is said, or usual.
-            (
-                {"collect_only": True, "ddp_nodes": "3", "ddp_gpus_per_node": "4"},
-                {"r-node": 4, "r-2nodes": 8, "r-all": 12},
-            ),
-            (PLANNED, {"r-node": 8, "r-2nodes": 16, "r-all": 128}),
-            ({**PLANNED, "node": OF_FOUR}, {"r-node": 4, "r-2nodes": 8, "r-all": 64}),
-        ],
-    )
-    def test_are_of_the_nodes_to_measure(
-        self, opened: Open, tmp_path: Path, options: dict[str, Any], expected: dict[str, int]
-    ) -> None:
-        assert self.sizes(opened, tmp_path, **options) == expected
-
-    def test_of_an_earlier_run_are_of_the_devices_that_its_nodes_had(self, opened: Open, tmp_path: Path) -> None:
-        run = measured_run(tmp_path / "old", "cpu")
-        for file, changes, expected in (
-            ("run.json", {}, {}),
-            ("run.json", {"devices_present": 6}, {"r-node": 6}),
-            ("plan.json", {"nodes": 3, "ranks_per_node": 2}, {"r-node": 2, "r-2nodes": 4, "r-all": 6}),
-        ):
-            said = parse_strict_json((run / file).read_text(encoding="utf-8"))
-            (run / file).write_text(json.dumps(said | changes), encoding="utf-8")
-            assert self.sizes(opened, tmp_path, gpu_sku="auto", ddp_judge=str(run)) == expected
+def test_the_calibration_of_a_run_extends_the_thresholds_that_it_was_judged_by(opened: Open, tmp_path: Path) -> None:
+    subject = opened().source.subject
+    assert subject.calibrate_command(Path("/runs/a b"), is_simulated=False) == "ddpscale calibrate '/runs/a b'"
+    site = f"{tmp_path}/thresholds.yaml"
+    subject = opened(thresholds=site).source.subject
+    command = shlex.split(subject.calibrate_command(Path("/runs/a b"), is_simulated=True))
+    assert command == ["ddpscale", "calibrate", "/runs/a b", f"--thresholds={site}", "--allow-simulated"]

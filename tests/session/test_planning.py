@@ -12,13 +12,13 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.session.evidence import EvidenceSource
 from pytest_ddpscale.session.open import THIS_MACHINE
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
+from tests.approved import assert_approved
 from tests.builders.judged import WORKLOAD, check_case, make_case
 from tests.builders.probes import ALL_REDUCE, MATMUL, probe_case
 from tests.builders.sessions import planning
 from tests.rows import rows
 
 GPUS, UNDER_LOAD, TRANSPORT = check_case("gpus"), check_case("ecc_under_load"), check_case("transport")
-LOAD, LINKS, UNDER = "matmul-fp16", "all-reduce-32mib@8", (UNDER_LOAD, TRANSPORT)
 
 
 def training(world_size: int, **keys: Any) -> Case:
@@ -39,6 +39,7 @@ def planned(cases: Sequence[AnyCase], devices: int | None = 8, cluster: Cluster 
 
 
 TWO, ABSENT = Cluster(2, ("n1", "n2")), "needs 8 GPUs on one node; a node has 4 here"
+SPREAD = training(2, placement="spread")
 
 
 @rows(
@@ -49,9 +50,9 @@ TWO, ABSENT = Cluster(2, ("n1", "n2")), "needs 8 GPUs on one node; a node has 4 
         (planning(4), probe_case(ALL_REDUCE, 10.0), "needs 8 GPUs; 4 can be used here"),
         (planning(1), GPUS, None),
         (planning(None, plans_only=True), training(1024), None),
-        (planning(), training(2, placement="spread"), "needs several nodes to spread ranks over; there is 1"),
-        (planning(plans_only=True), training(2, placement="spread"), None),
-        (planning(16, TWO), training(2, placement="spread"), None),
+        (planning(), SPREAD, "needs several nodes to spread ranks over; there is 1"),
+        (planning(plans_only=True), SPREAD, None),
+        (planning(16, TWO), SPREAD, None),
         (planning(8, TWO), replace(training(8), missing=ABSENT), ABSENT),
     ],
 )
@@ -63,62 +64,46 @@ def test_what_is_lacking_is_said_and_leaves_the_others_to_be_measured(
     assert (plans[0] == plans[1]) == (why is not None)
 
 
-class TestPlan:
-    def test_has_a_survey_if_any_check_is_asked(self) -> None:
-        plan = planned([GPUS])
-        assert (plan.survey, plan.study_ids) == (True, ())
-        assert not planned([training(8), probe_case(ALL_REDUCE, 10.0)]).survey
-
-    def test_has_the_probes_that_are_asked_each_once(self) -> None:
-        cases = [probe_case(ALL_REDUCE, 10.0), probe_case(MATMUL, 10.0), probe_case(ALL_REDUCE, 20.0)]
-        assert probes_of(planned(cases)) == [ALL_REDUCE.name, MATMUL.name]
-
-    def test_looks_at_all_gpus_of_all_nodes_once_anything_is_checked_or_probed(self) -> None:
-        three = Cluster(3, ("n1", "n2", "n3"))
-        assert planned([training(4)], 24, three).layout.ranks_per_node == 4
-        for more in (GPUS, probe_case(MATMUL, 10.0)):
-            plan = planned([training(4), more], 24, three)
-            assert (plan.nodes, plan.ranks_per_node) == (3, 8)
-
-    def test_is_of_one_node_where_nobody_knows_the_devices(self) -> None:
-        plan = planning(None, Cluster(4, is_elsewhere=True), plans_only=True).plan_for([training(8), GPUS])
-        assert plan.nodes == 1
-
-    def test_goes_at_the_pace_that_the_user_sets(self) -> None:
-        (study,) = planning(ddp_rounds="9", ddp_block="7s").plan_for([training(8)]).studies
-        assert (study.rounds, study.block_s) == (9, 7.0)
+def test_a_plan_has_a_survey_if_any_check_is_asked_and_probes_each_once() -> None:
+    plan = planned([GPUS])
+    assert (plan.survey, plan.study_ids) == (True, ())
+    plan = planned([training(8), probe_case(ALL_REDUCE, 10.0), probe_case(MATMUL, 10.0), probe_case(ALL_REDUCE, 20.0)])
+    assert (plan.survey, probes_of(plan)) == (False, [ALL_REDUCE.name, MATMUL.name])
 
 
-IDLE = [training(1), training(4), probe_case(Arm("all-reduce-1gib", 2), 10.0)]
+def test_a_plan_looks_at_all_gpus_of_all_nodes_once_anything_is_checked_or_probed() -> None:
+    three = Cluster(3, ("n1", "n2", "n3"))
+    assert planned([training(4)], 24, three).layout.ranks_per_node == 4
+    for more in (GPUS, probe_case(MATMUL, 10.0)):
+        plan = planned([training(4), more], 24, three)
+        assert (plan.nodes, plan.ranks_per_node) == (3, 8)
+    nobody_knows = planning(None, Cluster(4, is_elsewhere=True), plans_only=True)
+    assert nobody_knows.plan_for([training(8), GPUS]).nodes == 1
 
 
-@rows(
-    ("cases", "devices", "nodes", "probes"),
-    [
-        # Checks under load need every GPU to work, and that of transports every rank to communicate.
-        *(([check, *some], 8, 1, [LOAD, LINKS]) for check in UNDER for some in ([], IDLE[:1], IDLE[1:2])),
-        *(([check, IDLE[2]], 8, 1, ["all-reduce-1gib@2", LOAD, LINKS]) for check in UNDER),
-        ([UNDER_LOAD], 1, 1, [LOAD]),  # what one GPU can do
-        ([GPUS, training(1)], 8, 1, []),  # a survey needs none
-        # It is not added to what all GPUs do anyway.
-        *(([check, training(8)], 8, 1, []) for check in UNDER),
-        *(([check, probe_case(ALL_REDUCE, 10.0)], 8, 1, [ALL_REDUCE.name]) for check in UNDER),
-        # Single devices are under load and connect nothing.
-        ([UNDER_LOAD, probe_case(MATMUL, 10.0)], 8, 1, [MATMUL.name]),
-        ([TRANSPORT, probe_case(MATMUL, 10.0)], 8, 1, [MATMUL.name, LOAD, LINKS]),
-        # It is what all ranks of all nodes do.
-        *(([TRANSPORT, one], 24, 3, []) for one in (training(8), strong(24))),
-        ([TRANSPORT, strong(16)], 24, 3, [LOAD, LINKS]),
-    ],
-)
-def test_load_is_added_where_gpus_would_be_idle(
-    cases: Sequence[AnyCase], devices: int, nodes: int, probes: list[str]
-) -> None:
-    hosts = Cluster(nodes, tuple(f"n{node}" for node in range(nodes))) if nodes > 1 else THIS_MACHINE
-    assert probes_of(planned(cases, devices, hosts)) == probes
+def test_a_plan_goes_at_the_pace_that_the_user_sets() -> None:
+    """A stretch ends long before ranks that record nothing are ended."""
+    for limit, stretch_s in (("10m", 120.0), ("2m", 60.0)):
+        source = planning(ddp_rounds="9", ddp_block="7s", ddp_inactivity_limit=limit)
+        [study] = source.plan_for([training(8)]).studies
+        assert (study.rounds, study.block_s, study.sustained_s) == (9, 7.0, stretch_s)
 
 
-def test_a_stretch_ends_long_before_ranks_that_record_nothing_are_ended() -> None:
-    for stretch_s, inactivity in ((120.0, "10m"), (60.0, "2m")):
-        plan = planning(ddp_inactivity_limit=inactivity).plan_for([training(8)])
-        assert [study.sustained_s for study in plan.studies] == [stretch_s]
+BESIDE: dict[str, tuple[Sequence[AnyCase], int]] = {
+    "nothing": ([], 8), "nothing, of one GPU": ([], 1), "one GPU": ([training(1)], 8), "four GPUs": ([training(4)], 8),
+    "all GPUs": ([training(8)], 8), "a probe of two GPUs": ([probe_case(Arm("all-reduce-1gib", 2), 10.0)], 8),
+    "a probe of all GPUs": ([probe_case(ALL_REDUCE, 10.0)], 8),
+    "a probe of single GPUs": ([probe_case(MATMUL, 10.0)], 8),
+    "one of three nodes": ([training(8)], 24), "all of three nodes": ([strong(24)], 24),
+    "two of three nodes": ([strong(16)], 24),
+}  # fmt: skip
+
+
+def test_load_is_added_where_gpus_would_be_idle() -> None:
+    """Checks under load need every GPU to work, and that of transports every rank of all nodes to communicate."""
+    three, said = Cluster(3, ("n0", "n1", "n2")), list[str]()
+    for name, (cases, devices) in BESIDE.items():
+        for check in (GPUS, UNDER_LOAD, TRANSPORT):
+            probes = probes_of(planned([check, *cases], devices, three if devices > 8 else THIS_MACHINE))
+            said.append(f"{check.id} beside {name}: {', '.join(probes) or 'no probe'}")
+    assert_approved("load.txt", "\n".join(said) + "\n")

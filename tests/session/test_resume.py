@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.json_types import begin
 from tests.builders.records import gang_on, steady_block
 from tests.builders.sessions import InstantGang, Open, nothing, planning
-from tests.rows import rows
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
 CONCLUDED = ("baseline.json", "plots/a.png", "report.md", "verdicts.json")
@@ -110,29 +108,27 @@ def test_probes_and_the_search_for_a_slow_link_are_studies_too(run: RunDirectory
     assert (source.plan_to_measure.probes, source.plan_to_measure.pairs) == left
 
 
-@pytest.mark.parametrize(("bound", "needed"), [(0.5, []), (0.7, ["alone", "ddp@2"]), ("half", None)])
-def test_what_is_measured_anew_is_decided_by_the_bounds_of_the_plan(
-    opened: Open, measuring: AcceptanceSession, bound: Any, needed: list[str] | None
-) -> None:
+def test_what_is_measured_anew_is_decided_by_the_bounds_of_the_plan(opened: Open, measuring: AcceptanceSession) -> None:
     measuring.source.release()
     run = measuring.source.measured_run
     plan = run.read_plan()
-    plan.requirements[1]["requirement"]["bound"] = bound
+    [study], options = plan.studies, {"ddp_resume": str(run.path), "ddp_run_dir": None}
+    for bound, needed in ((0.5, []), (0.7, ["alone", "ddp@2"])):
+        plan.requirements[1]["requirement"]["bound"] = bound
+        run.write_json(run.plan_json, plan)
+        source = opened(**options).source
+        source.select(source.cases)
+        decider: Any = source.judge_of(plan)
+        decider.hear(gang_on(["here"], 2))
+        for number in range(FEWEST_ROUNDS):
+            for arm in study.arms:
+                pace = 100.0 if arm.kind == "alone" else 70.0 + (-1.0) ** number
+                decider.hear(steady_block(study.id, arm, number, plan.layout.ranks([arm]), pace))
+        assert decider.needed_arms(study.id) == needed
+    plan.requirements[1]["requirement"]["bound"] = "half"
     run.write_json(run.plan_json, plan)
-    if needed is None:
-        with pytest.raises(RunDirectoryError, match=r"plan\.json: has invalid content \(.*bound"):
-            opened(ddp_resume=str(run.path), ddp_run_dir=None)
-        return
-    source = opened(ddp_resume=str(run.path), ddp_run_dir=None).source
-    source.select(source.cases)
-    decider: Any = source.judge_of(plan)
-    study = plan.studies[0]
-    decider.hear(gang_on(["here"], 2))
-    for number in range(FEWEST_ROUNDS):
-        for arm in study.arms:
-            pace = 100.0 if arm.kind == "alone" else 70.0 + (-1.0) ** number
-            decider.hear(steady_block(study.id, arm, number, plan.layout.ranks([arm]), pace))
-    assert decider.needed_arms(study.id) == needed
+    with pytest.raises(RunDirectoryError, match=r"plan\.json: has invalid content \(.*bound"):
+        opened(**options)
 
 
 def _of(study: str) -> list[AnyRecord]:
@@ -142,93 +138,61 @@ def _of(study: str) -> list[AnyRecord]:
     return [*told, ArmProfile(study=study, arm="ddp@2", gang=0, rank=0, problem="p")]
 
 
-_ERROR = RankGpuError(place=Place("n1", 0), error="CUDA error: unspecified launch failure")
+def test_what_is_missing_and_what_may_have_changed_is_set_aside_and_nothing_else(run: RunDirectory) -> None:
+    run.note(left_out={"n3": "ecc: GPU 2: it was left out: twice"})
+    good = texts(run.measurements_jsonl)[: 1 + 2 * 3]
+    error = RankGpuError(place=Place("n1", 0), error="CUDA error: unspecified launch failure")
+    # A GPU with errors may have been replaced. An old survey may be another node's: it would fail a good run, or stand
+    # in for a node nobody looked at. Nobody will look anew at a node that was left out, and what was asked for had it.
+    run.append_records([
+        GpuErrors(gang=0, ranks=2, errors=(error,), studies=("weak/missing",)),
+        *_of("weak/decided"), *_of("weak/error"), *_of("weak/unended"),
+        StudyEnd("survey", "error", "no answer"),
+        GangTransport(study="weak/rounds", gang=0, ranks=(RankTransport(rank=0),)),
+        *(Survey(host, 1.0) for host in ("old", "n2", "n3", "n30")),
+    ])  # fmt: skip
+    before = texts(run.measurements_jsonl)
+    resumed(run).set_aside()
+    left, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
+    assert left == [*good, *(line_of(one).decode().strip() for one in (*_of("weak/decided"), Survey("n3", 1.0)))]
+    assert sorted(left + aside) == sorted(before)
+    assert [line for line in before if line in aside] == aside, "in their order"
+    again = [line_of(one).decode().strip() for one in records_of("error")]
+    run.append_records(records_of("error"))
+    resumed(run).set_aside()
+    assert texts(run.superseded_jsonl) == aside + again, "beside what was set aside before"
 
 
-class TestSetAside:
-    @pytest.mark.parametrize(
-        ("more", "kept"),
-        [
-            ([], []),
-            ([GpuErrors(gang=0, ranks=2, errors=(_ERROR,), studies=("weak/missing",))], []),  # may have been replaced
-            ([*_of("weak/decided"), *_of("weak/error"), *_of("weak/unended")], _of("weak/decided")),
-            # An old survey may be another node's: it would fail a good run, or stand in for a node nobody looked at.
-            ([Survey("old", 1.0), StudyEnd("survey", "error", "no answer")], []),
-            ([GangTransport(study="weak/rounds", gang=0, ranks=(RankTransport(rank=0),))], []),
-            # Nobody will look anew at a node that was left out, and what was asked for had it.
-            ([Survey(host, 1.0) for host in ("n2", "n3", "n30")], [Survey("n3", 1.0)]),
-        ],
-        ids=["nothing", "errors", "telemetry", "survey", "transport", "left-out"],
-    )
-    def test_moves_what_is_missing_and_what_may_have_changed_and_nothing_else(
-        self, run: RunDirectory, more: Sequence[AnyRecord], kept: Sequence[AnyRecord]
-    ) -> None:
-        run.note(left_out={"n3": "ecc: GPU 2: it was left out: twice"})
-        good = texts(run.measurements_jsonl)[: 1 + 2 * 3]
-        run.append_records(more)
-        before = texts(run.measurements_jsonl)
-        resumed(run).set_aside()
-        left, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
-        assert left == [*good, *(line_of(one).decode().strip() for one in kept)]
-        assert sorted(left + aside) == sorted(before)
-        assert [line for line in before if line in aside] == aside, "in their order"
+def test_a_crash_on_the_way_loses_nothing_and_can_be_repeated(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
 
-    def test_leaves_what_was_set_aside_before(self, run: RunDirectory) -> None:
-        resumed(run).set_aside()
-        first = texts(run.superseded_jsonl)
-        run.append_records(records_of("error"))
-        resumed(run).set_aside()
-        assert texts(run.superseded_jsonl)[: len(first)] == first
-        assert len(texts(run.superseded_jsonl)) == len(first) + len(records_of("error"))
-
-    def test_a_crash_on_the_way_loses_nothing_and_can_be_repeated(
-        self, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def crash(path: Path, content: bytes) -> None:
-            raise OSError(28, "No space left on device")
-
-        before = texts(run.measurements_jsonl)
-        with monkeypatch.context() as patch:
-            patch.setattr("pytest_ddpscale.run.run_directory.write_atomically", crash)
-            with pytest.raises(OSError, match="No space left"):
-                resumed(run).set_aside()
-        assert texts(run.measurements_jsonl) == before
-        with run.superseded_jsonl.open("a", encoding="utf-8") as file:
-            file.write('{"torn')
-        resumed(run).set_aside()
-        kept, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
-        assert set(kept + aside) == set(before)
-        assert not set(kept) & set(aside)
-
-    @pytest.mark.parametrize("begins", [False, True])
-    def test_leaves_out_the_line_that_a_kill_tore(self, run: RunDirectory, begins: bool) -> None:
-        with run.measurements_jsonl.open("a", encoding="utf-8") as file:
-            file.write('{"kind": "to')
-        if begins:
-            resumed(run).begin_again()
-        else:
+    before = texts(run.measurements_jsonl)
+    with monkeypatch.context() as patch:
+        patch.setattr("pytest_ddpscale.run.run_directory.write_atomically", crash)
+        with pytest.raises(OSError, match="No space left"):
             resumed(run).set_aside()
-        run.append_record(gang_on(["new"], 1, number=1))
-        assert run.read_records()[-1] == gang_on(["new"], 1, number=1)
+    assert texts(run.measurements_jsonl) == before
+    with run.superseded_jsonl.open("a", encoding="utf-8") as file:
+        file.write('{"torn')
+    resumed(run).set_aside()
+    kept, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
+    assert set(kept + aside) == set(before)
+    assert not set(kept) & set(aside)
 
-    def test_is_done_before_the_rest_is_measured_and_only_then(
-        self, opened: Open, measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        run = measuring.source.measured_run
-        monkeypatch.setattr(InstantGang, "breaks", "rank 1 broke")
-        for measured, aside in ((1, 0), (2, 1), (2, 1)):
-            source = opened(ddp_resume=str(run.path), ddp_run_dir=None).source if measured > 1 else measuring.source
-            if measured > 1:
-                source.select(source.cases)
-                source.open_run()
-            if source.plan_to_measure is not None:
-                source.measure(nothing)
-            monkeypatch.setattr(InstantGang, "breaks", "")
-            source.release()
-            assert (len(gangs), len([line for line in texts(run.superseded_jsonl) if "study_end" in line])) == (
-                measured,
-                aside,
-            )
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_the_line_that_a_kill_tore_is_left_out(run: RunDirectory, begins: bool) -> None:
+    with run.measurements_jsonl.open("a", encoding="utf-8") as file:
+        file.write('{"kind": "to')
+    if begins:
+        resumed(run).begin_again()
+    else:
+        resumed(run).set_aside()
+    run.append_record(gang_on(["new"], 1, number=1))
+    assert run.read_records()[-1] == gang_on(["new"], 1, number=1)
 
 
 def test_what_another_session_measured_until_the_run_was_locked_is_kept(
@@ -252,72 +216,60 @@ def test_what_another_session_measured_until_the_run_was_locked_is_kept(
     assert source.evidence.errors == {}
 
 
-class TestBegin:
-    def test_keeps_earlier_conclusions_together(self, run: RunDirectory) -> None:
-        for number in (1, 2):
-            for name in (*CONCLUDED, "mine.txt"):
-                (run.path / name).parent.mkdir(exist_ok=True)
-                (run.path / name).write_text(str(number), encoding="utf-8")
-            resumed(run).begin_again()
-            folder = run.path / f"before-resume-{number}"
-            found = {str(one.relative_to(folder)): one.read_text("utf-8") for one in folder.rglob("*.*")}
-            assert found == dict.fromkeys(CONCLUDED, str(number))
-            assert not run.verdicts_json.exists()
-        assert (run.path / "mine.txt").exists()
-
-    def test_says_when_by_whom_and_from_what(self, run: RunDirectory) -> None:
-        run.note(status="interrupted", noted={"operator": "Ann", "site": "Hall 1", "ticket": "T-1"})
-        for noted in (["operator=Bob", "ticket=T-2", "rack=B 7"], ["operator=Cy"]):
-            resumed(run, ddp_note=noted).begin_again()
-        record = run.read_run()
-        assert (record.status, record.finished_at) == ("running", None)
-        assert [one.status_before for one in record.resumed] == ["interrupted", "running"]
-        assert record.resumed[0].argv == ("pytest", "--password", "***")
-        assert record.resumed[0].measured_anew == resumed(run).missing
-        assert record.operators == ("Ann", "Bob", "Cy")
-        assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
-        assert not (run.path / "before-resume-1").exists(), "nothing was concluded"
-
-    def test_a_file_system_that_became_read_only_is_refused(
-        self, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def read_only(self: Path, *_: Any, **__: Any) -> None:
-            raise OSError(30, "Read-only file system")
-
-        run.write_json(run.verdicts_json, {})
-        source = resumed(run)
-        monkeypatch.setattr(Path, "mkdir", read_only)
-        with pytest.raises(RunDirectoryError, match="Read-only file system"):
-            source.begin_again()
+def test_earlier_conclusions_are_kept_together(run: RunDirectory) -> None:
+    for number in (1, 2):
+        for name in (*CONCLUDED, "mine.txt"):
+            (run.path / name).parent.mkdir(exist_ok=True)
+            (run.path / name).write_text(str(number), encoding="utf-8")
+        resumed(run).begin_again()
+        folder = run.path / f"before-resume-{number}"
+        found = {str(one.relative_to(folder)): one.read_text("utf-8") for one in folder.rglob("*.*")}
+        assert found == dict.fromkeys(CONCLUDED, str(number))
+        assert not run.verdicts_json.exists()
+    assert (run.path / "mine.txt").exists()
 
 
-class TestRefused:
-    def test_a_run_whose_devices_were_simulated(self, run: RunDirectory) -> None:
-        run.append_record(gang_on(["node"], 1, "SIM-{}", number=1))
-        with pytest.raises(RunDirectoryError, match=r"was simulated.*--ddp-judge="):
-            resumed(run)
+def test_a_run_says_when_by_whom_and_from_what_it_was_resumed(run: RunDirectory) -> None:
+    run.note(status="interrupted", noted={"operator": "Ann", "site": "Hall 1", "ticket": "T-1"})
+    for noted in (["operator=Bob", "ticket=T-2", "rack=B 7"], ["operator=Cy"]):
+        resumed(run, ddp_note=noted).begin_again()
+    record = run.read_run()
+    assert (record.status, record.finished_at) == ("running", None)
+    assert [one.status_before for one in record.resumed] == ["interrupted", "running"]
+    assert record.resumed[0].argv == ("pytest", "--password", "***")
+    assert record.resumed[0].measured_anew == resumed(run).missing
+    assert record.operators == ("Ann", "Bob", "Cy")
+    assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
+    assert not (run.path / "before-resume-1").exists(), "nothing was concluded"
 
-    def test_a_run_of_several_launches(self, run: RunDirectory) -> None:
-        studies = tuple(replace(study("decided"), launch=launch) for launch in (1, 2, 3))
-        run.write_json(run.plan_json, Plan("cpu", "cpu", studies, ranks_per_node=2, launches=3))
-        with pytest.raises(
-            RunDirectoryError, match=r"plan\.json: has studies of several launches; expected one launch"
-        ):
-            measured_layout(run)
 
-    @pytest.mark.parametrize(
-        ("devices", "fresh"),
-        [
-            (3, Plan("cpu", "cpu", (), ranks_per_node=3)),
-            (2, Plan("cpu", "cpu", (), nodes=2, ranks_per_node=1)),
-            (4, Plan("cpu", "cpu", (), nodes=2, ranks_per_node=2)),
-        ],
-    )
-    def test_other_devices(self, run: RunDirectory, devices: int, fresh: Plan) -> None:
+def test_a_file_system_that_became_read_only_is_refused(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(self: Path, *_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    run.write_json(run.verdicts_json, {})
+    source = resumed(run)
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(RunDirectoryError, match="Read-only file system"):
+        source.begin_again()
+
+
+def test_a_run_whose_devices_were_simulated_is_refused(run: RunDirectory) -> None:
+    run.append_record(gang_on(["node"], 1, "SIM-{}", number=1))
+    with pytest.raises(RunDirectoryError, match=r"was simulated.*--ddp-judge="):
+        resumed(run)
+
+
+def test_a_run_of_several_launches_is_refused(run: RunDirectory) -> None:
+    studies = tuple(replace(study("decided"), launch=launch) for launch in (1, 2, 3))
+    run.write_json(run.plan_json, Plan("cpu", "cpu", studies, ranks_per_node=2, launches=3))
+    with pytest.raises(RunDirectoryError, match=r"plan\.json: has studies of several launches; expected one launch"):
+        measured_layout(run)
+
+
+def test_other_devices_are_refused_and_not_the_same_nor_a_laptop_that_only_plans(run: RunDirectory) -> None:
+    for devices, nodes in ((3, 1), (2, 2), (4, 2)):
         with pytest.raises(OptionError, match=r"--ddp-nodes=1 --ddp-gpus-per-node=2") as refused:
-            resumed(run, devices, Cluster(fresh.nodes))
-        assert f"{devices} devices on {fresh.nodes} nodes can be used here" in refused.value.found
-
-    @rows("devices", [None, 2])
-    def test_not_the_same_devices_nor_a_laptop_that_only_plans(self, run: RunDirectory, devices: int | None) -> None:
-        assert resumed(run, devices).plan == run.read_plan()
+            resumed(run, devices, Cluster(nodes))
+        assert f"{devices} devices on {nodes} nodes can be used here" in refused.value.found
+    assert resumed(run, None).plan == resumed(run, 2).plan == run.read_plan()
