@@ -141,7 +141,11 @@ def suite(program: Program, name: str, *thresholds: str) -> Facts:
     for file in thresholds:
         plan = json.loads(Path(name, "plan.json").read_text(encoding="utf-8"))
         cases = cases_for(load_thresholds(Path(file)), plan["sku"], Layout(plan["nodes"], plan["ranks_per_node"]))
-        plan["requirements"] = [one for one in json_of(cases) if one.get("probe") in plan["probes"]["arms"]]
+        arms = [(arm["kind"], arm["world_size"]) for arm in plan["probes"]["arms"]]
+        plan["requirements"] = [
+            one for one in json_of(cases)
+            if (probe := one.get("probe")) and (probe["kind"], probe["world_size"]) in arms
+        ]  # fmt: skip
         Path(name, "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     code = program("ddpscale", ["report", name], Path(f"{name}.said"))
     said = json.loads(Path(name, "suite.json").read_text(encoding="utf-8"))

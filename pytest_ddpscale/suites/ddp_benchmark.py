@@ -184,13 +184,11 @@ def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95, usual: Ddp
                 "ratio": _throughput(one, other, confidence) if is_ddp and other else None,
                 **{f"p{p}_s": seconds for p, seconds in times.items()},
             })  # fmt: skip
-        beside = [
-            [column.title, *(cell_with_ends(row[column.key], column.form) for row in rows)]
-            for column in _BESIDE if any(row[column.key] for row in rows)
-        ]  # fmt: skip
-        for line, *texts in zip(printed, *beside, strict=True):
-            widths = (max(map(len, column)) for column in beside)
-            lines.append(line + "".join(f"   {text:>{width}}" for text, width in zip(texts, widths, strict=True)))
+        for column in (one for one in _BESIDE if any(row[one.key] for row in rows)):
+            texts = [column.title, *(cell_with_ends(row[column.key], column.form) for row in rows)]
+            width = max(map(len, texts))
+            printed = [f"{line}   {text:>{width}}" for line, text in zip(printed, texts, strict=True)]
+        lines += printed
         kept = cell_with_ends(rows[-1]["efficiency"], _BESIDE[1].form)
         best += [f"{of.model} keeps {kept} on {rows[-1]['gpus']} {file.devices}"] * bool(rows[1:])
         found += rows
