@@ -33,7 +33,7 @@ NAMES_OF_ROWS = (
 # Sentences, settings of the command, and numbers that follow from others.
 NO_FACTS_OF_SUITE = {
     "schema_version", "suite", "headline", "problems", "failures", "problem", "reason", "why_not", "why_missing",
-    "snippet_environment", "document_gb_per_epoch", "sent_gb_per_rank_and_epoch", "failure",
+    "paste", "document_gb_per_epoch", "sent_gb_per_rank_and_epoch", "failure",
 }  # fmt: skip
 OF_COMPARED = ("value_a", "value_b", "change", "is_ratio", "difference", "is_worse", "nodes", "of", "is_lost")
 OF_CALIBRATED = ("value", "bound", "node_sd", "launch_sd", "reach", "margin_pct", "nodes", "launches", "sd_is")
@@ -141,7 +141,11 @@ def suite(program: Program, name: str, *thresholds: str) -> Facts:
     for file in thresholds:
         plan = json.loads(Path(name, "plan.json").read_text(encoding="utf-8"))
         cases = cases_for(load_thresholds(Path(file)), plan["sku"], Layout(plan["nodes"], plan["ranks_per_node"]))
-        plan["requirements"] = [one for one in json_of(cases) if one.get("probe") in plan["probes"]["arms"]]
+        arms = [(arm["kind"], arm["world_size"]) for arm in plan["probes"]["arms"]]
+        plan["requirements"] = [
+            one for one in json_of(cases)
+            if (probe := one.get("probe")) and (probe["kind"], probe["world_size"]) in arms
+        ]  # fmt: skip
         Path(name, "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     code = program("ddpscale", ["report", name], Path(f"{name}.said"))
     said = json.loads(Path(name, "suite.json").read_text(encoding="utf-8"))
@@ -250,8 +254,8 @@ def import_pytorch_ddp(program: Program, name: str, file: str) -> Facts:
     """The table that PyTorch's benchmark prints, of its JSON report."""
     code = program("ddpscale", ["import", "pytorch-ddp", file], said := Path(f"{name}.said"))
     facts: Facts = {"run": {"exit code": code}}
-    rows = [line.partition(":") for line in said.read_text(encoding="utf-8").splitlines() if " GPUs -- " in line]
-    return facts | {" ".join(size.split()): {"row": numbers.split()} for size, _, numbers in rows}
+    rows = [line.partition(":") for line in said.read_text(encoding="utf-8").splitlines() if "s -- " in line]
+    return facts | {" ".join(size.split()): {"row": numbers.split()[:12]} for size, _, numbers in rows}
 
 
 def culprits(program: Program, name: str, *runs: str) -> Facts:

@@ -16,7 +16,7 @@ CommunicationHook = Literal["fp16", "bf16", "powersgd"]
 # DistributedDataParallel's own default, in MiB.
 USUAL_BUCKET_CAP_MB = 25.0
 # Settings of the data only; arms that differ only in these share one model.
-DATA_SETTINGS = ("data", "workers", "prefetch")
+DATA_SETTINGS = ("data", "workers", "prefetch", "pin_memory")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Variant:
         data: ``synthetic`` replaces the workload's folder.
         workers: processes of each rank that read the workload's folder; replaces the workload's.
         prefetch: batches that each of these processes prefetches; replaces the workload's.
+        pin_memory: whether batches go through pinned memory; replaces the workload's.
     """
 
     bucket_cap_mb: float | None = None
@@ -59,6 +60,7 @@ class Variant:
     data: Literal["synthetic"] | None = None
     workers: int | None = None
     prefetch: int | None = None
+    pin_memory: bool | None = None
 
     def __post_init__(self) -> None:
         if self.bucket_cap_mb is not None and not 0 < self.bucket_cap_mb <= 10**5:
@@ -88,19 +90,22 @@ class Variant:
     @property
     def of_model(self) -> Variant:
         """The variant without `DATA_SETTINGS`."""
-        return replace(self, data=None, workers=None, prefetch=None)
+        return replace(self, data=None, workers=None, prefetch=None, pin_memory=None)
 
     def _data_of(self, workload: Workload) -> Data:
         data = self.data or workload.data
         if data == "synthetic":
             return data
-        given: dict[str, Any] = {"workers": self.workers, "prefetch": self.prefetch}
-        return replace(data, **{name: number for name, number in given.items() if number is not None})
+        return replace(data, **{name: value for name, value in self._loading.items() if value is not None})
+
+    @property
+    def _loading(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in DATA_SETTINGS if name != "data"}
 
     def refuse_data_of(self, workload: Workload) -> None:
         """Raise ValueError if no arm of that workload can have these settings."""
         is_synthetic = self.data == "synthetic" or workload.data == "synthetic"
-        if is_synthetic and (self.workers, self.prefetch) != (None, None):
+        if is_synthetic and {*self._loading.values()} != {None}:
             raise ValueError(f"{self.name}: {workload.name} has synthetic data, which needs no loader workers")
         if not is_synthetic and self.uneven_share:
             raise ValueError(f"{self.name}: ranks share a folder evenly; expected synthetic data")

@@ -60,7 +60,7 @@ class TrainingRun:
         compile_mode: mode of torch.compile, or ``no``.
         loader_workers: processes of each rank that read samples; 0 for none.
         loss_threshold: training ends with the epoch that reaches this loss; None trains all epochs.
-        seed: seed of the data order, the weights, and generated samples.
+        seed: seed of the data order and the weights.
         launch: the launch of the plan in which it runs, from 1.
         most_s: bound on its complete time, in seconds; None without one.
         least_accuracy: bound on the accuracy of its last validation; None without one.

@@ -192,42 +192,51 @@ class BarRow:
     Attributes:
         parts: the series of each, and its length.
         said: beside it; empty for its length.
+        interval: of its end; None without one.
     """
 
     name: str
     parts: Sequence[tuple[str, float]]
     said: str = ""
+    interval: tuple[float, float] | None = None
 
 
-def bars(about: About, x: str, rows: Sequence[BarRow], *, are_shares: bool = False) -> Picture | None:
-    """Horizontal bars from above; None if none is longer than 0.
+def bars(
+    about: About, x: str, rows: Sequence[BarRow], *, are_shares: bool = False, base: float = 0.0
+) -> Picture | None:  # fmt: skip
+    """Horizontal bars from above; None if none has a length.
 
     Args:
         about: how it is called.
         x: title of the axis.
         rows: from above.
         are_shares: whether lengths are parts of a whole, shown as per cent.
+        base: where bars begin; those of a negative length extend to the left.
     """
-    highest = max((sum(length for _, length in row.parts) for row in rows), default=0.0)
-    if highest <= 0:
+    ends = [base + sum(length for _, length in row.parts) for row in rows]
+    if not any(length for row in rows for _, length in row.parts):
         return None
+    for end, row in zip(tuple(ends), rows, strict=True):
+        ends += [min(max(one, end / _WIDEST), end * _WIDEST) for one in row.interval or ()]
     number = percent if are_shares else "{:.4g}".format
     series = [*dict.fromkeys(part for row in rows for part, _ in row.parts)]
 
     def paint(canvas: Any) -> None:
         plot = canvas.subplots()
         for at, row in enumerate(rows):
-            start = 0.0
+            start = base
             for part, length in row.parts:
                 look = {"color": SERIES[series.index(part)], "hatch": _HATCHES[series.index(part)]}
                 plot.barh(at, length, 0.8, start, edgecolor=PAPER, label=drawable(part), **look)
                 start += length
+            if row.interval:
+                plot.hlines(at, *row.interval, colors=INK, linewidths=1, label=_INTERVAL)
             plot.text(1.01, at, drawable(row.said or number(start)), transform=plot.get_yaxis_transform(), va="center")
-        plot.set(xlim=(0, highest), ylim=(len(rows) - 0.4, -0.6))
+        plot.set(xlim=(min(base, *ends), max(base, *ends)), ylim=(len(rows) - 0.4, -0.6))
         plot.xaxis.set_major_formatter(lambda value, _: number(value))
         plot.set_yticks(range(len(rows)), [drawable(row.name, 36) for row in rows])
 
-    said = [(row.name, part, number(length), row.said) for row in rows for part, length in row.parts]
+    said = [(row.name, part, number(base + length), row.said) for row in rows for part, length in row.parts]
     shown = table(("", "", x, "note"), said, of_numbers=True, names=2)
     return _drawn(about, (_WIDE, 0.21 * len(rows)), (2.4, 2.2, 0.0), x, paint, shown)
 

@@ -169,7 +169,7 @@ class Collectives(Suite):
         curves = [
             replace(sweep, name=f"sweep-{ranks}", rows=[*theirs], drawn=Drawn(
                 f"Bus bandwidth over {ranks} ranks", "message", ("bus_bw_gbps",), "operation"
-            )).picture()
+            ))
             for ranks, theirs in groupby(rows, itemgetter("world_size"))
         ]  # fmt: skip
         for of, is_within in (("ranks of a node", True), ("neighbouring nodes", False)):

@@ -13,7 +13,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.suites.engine import suite_told
-from pytest_ddpscale.suites.results import Column, Results, Row, Rows, cell
+from pytest_ddpscale.suites.results import Column, Results, Rows, cell
 from pytest_ddpscale.util.document import Section, bullets, text_lines
 from pytest_ddpscale.util.listing import count_text
 
@@ -49,10 +49,6 @@ def is_suite(path: Path) -> bool:
     return (path / "suite.json").is_file()
 
 
-def _named(rows: Rows, row: Row) -> str:
-    return ", ".join(cell(row.get(one.key), one.form) for one in rows.columns[: rows.names])
-
-
 def read_suite_diff(paths: Sequence[Path]) -> SuiteDiff:
     """The comparison of two runs of one suite. Raises BadInput."""
     a, b = (suite_told(RunDirectory.open(path)) for path in paths)
@@ -66,7 +62,7 @@ def diff_of(a: Results, b: Results, *, kind: str = "suite", told: Sequence[str] 
     """
     before, after = (
         {
-            f"{_named(rows, row)}: {column.title}":
+            f"{rows.named(row)}: {column.title}":
             (column, Estimate(number.value, number.interval))
             for rows in results.tables for row in rows.rows for column in rows.columns
             if isinstance(number := row.get(column.key), Found) and number.interval
@@ -91,7 +87,7 @@ def diff_of(a: Results, b: Results, *, kind: str = "suite", told: Sequence[str] 
     columns = (Column("name", "Number"), Column("a", "A"), Column("b", "B"), Column("change", "Change", "{:+.1%}"),
                Column("result", "Result"))  # fmt: skip
     lost = [name for name in before if name not in after]
-    names, others = ({_named(rows, row): None for rows in one.tables for row in rows.rows} for one in (a, b))
+    names, others = ({rows.named(row): None for rows in one.tables for row in rows.rows} for one in (a, b))
     # A row with too few rounds for an interval is lost as well.
     lost += [name for name in names if name not in others and not any(one.startswith(f"{name}: ") for one in lost)]
     return SuiteDiff(Rows("comparison", "", columns, rows), lost, kind, told)

@@ -31,7 +31,7 @@ from msgspec import Meta, Struct
 from pytest_ddpscale.errors import OptionError, ResultFileError
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.judge.metrics import groups
-from pytest_ddpscale.judge.stats import estimate_of
+from pytest_ddpscale.judge.stats import Found, estimate_of
 from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -41,10 +41,10 @@ from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.comparing import SuiteDiff, diff_of
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, above_zero, image_model, several
-from pytest_ddpscale.suites.results import Column, Results, Row, Rows
+from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell_with_ends
 from pytest_ddpscale.util.command_parser import adder
-from pytest_ddpscale.util.document import Block, Listing, Section
-from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.document import Block, Line, Listing, Section
+from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.printable import one_line, printable_json
 from pytest_ddpscale.util.regular_file import read_regular
 
@@ -54,15 +54,22 @@ PERCENTS, PERCENTS_OF_DIFF, NO_DDP = (50, 75, 90, 95), (75, 95), "no ddp"
 AS_THERE = Variant(broadcast_buffers=False)
 ReportDiff = SuiteDiff
 _AT_LEAST_ONE = Meta(min_length=1)
+_BESIDE = (
+    Column("mean_s", "Mean s", better=-1), Column("efficiency", "Of no ddp", "{:.1%}"),
+    Column("ratio", "Of 25 MiB", "{:.3f}×"),
+)  # fmt: skip
 _COLUMNS = (
     Column("model", "Model"), Column("batch", "Batch"), Column("size", "Size"),
-    Column("bucket_cap_mb", "bucket_cap_mb", "{:g}"), Column("mean_s", "Mean s", better=-1),
-    Column("efficiency", "Against no ddp (p50)", "{:.1%}", above="one GPU without DDP was slower, by noise"),
-    Column("ratio", "Ratio", "{:.3f}×"),
+    Column("bucket_cap_mb", "bucket_cap_mb"), Column("gpus", "Devices"), *_BESIDE,
 )  # fmt: skip
-_NOTES = (
-    "Mean s: of a step over ranks, in this launch. Ratio: throughput over one GPU without DDP, of another bucket "
-    "over 25 on as many GPUs, in the same rounds.",
+_DRAWN = Drawn("Throughput per device over no ddp", "gpus", ("efficiency",), "curve")
+_HEAD = (
+    "* PyTorch version: {pytorch_version}\n* CUDA version: {cuda_version}\n"
+    "* Distributed backend: {distributed_backend}\n* Maximum bucket size: {bucket_size}MB"
+)
+_HOW = (
+    "Beside the percentiles: the mean step of the ranks in this launch; throughput over no ddp, and over buckets of "
+    "25 MiB on as many devices, in the same rounds, or, without rounds, by p50."
 )
 
 
@@ -122,6 +129,11 @@ class DdpBenchmarkFile(Struct, frozen=True):
         """All but the results, as it is printed."""
         return {key: one_line(str(getattr(self, key))) for key in self.__struct_fields__[:4]}
 
+    @property
+    def devices(self) -> str:
+        """GPUs, or CPUs, which have no version of CUDA."""
+        return "GPUs" if self.cuda_version else "CPUs"
+
 
 def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
     """Read a report. Raises ResultFileError if it is invalid or contradicts itself."""
@@ -141,32 +153,56 @@ def report_at(path: Path) -> Path | None:
     return found if found.is_file() else None
 
 
-def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95) -> Results:
-    """Efficiency of each size, then configuration and each model's rows as the benchmark prints them.
+def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95, usual: DdpBenchmarkFile | None = None) -> Results:
+    """Configuration and each model's rows as the benchmark prints them, and our estimates beside.
 
-    Weak scaling: each GPU has the same batch at every size, so efficiency is a ratio of median step times. ``2M/8G``:
-    sixteen GPUs of two machines. Printed examples per second are per GPU and truncated.
+    Weak scaling: each GPU has the same batch at every size, so efficiency is a ratio of step times. ``2M/8G``: sixteen
+    GPUs of two machines. Printed examples per second are per GPU and truncated.
+
+    Args:
+        file: what is told.
+        confidence: of the intervals.
+        usual: the same with the usual buckets, to compare with; None if these are.
     """
-    rows, lines = list[Row](), [f"{key}: {value}" for key, value in file.configuration.items()]
+    lines, found, best = [_HEAD.format_map(file.configuration)], list[Row](), list[str]()
+    theirs = {(of.model, len(one.ranks)): one for of in usual.benchmark_results for one in of.result} if usual else {}
     for of in file.benchmark_results:
         lines += ["", f"Benchmark: {of.model} with batch size {of.batch_size}", ""]
-        lines.append(" " * 28 + "    ".join(["sec/iter    ex/sec  "] * len(PERCENTS)).rstrip())
+        rows, printed = list[Row](), [" " * 28 + "    ".join(["sec/iter    ex/sec  "] * len(PERCENTS)).rstrip()]
         for one in of.result:
             gpus, is_ddp = len(one.ranks), one is not of.result[0]
-            machines = max(1, gpus // file.gpus_per_machine)
+            machines, other = max(1, gpus // file.gpus_per_machine), theirs.get((of.model, gpus))
             size = f"{machines}M/{gpus // machines}G" if is_ddp else NO_DDP
             times = {p: float(np.percentile(one.measurements, p)) for p in PERCENTS}
             cells = (f"  p{p:02d}:  {s:1.3f}s  {int(of.batch_size / s):6d}/s" for p, s in times.items())
-            lines.append(f"{gpus:4d} GPUs -- {size:>8}:{''.join(cells)}")
+            printed.append(f"{gpus:4d} {file.devices} -- {size:>8}:{''.join(cells)}")
             rows.append({
                 "model": of.model, "batch": of.batch_size, "size": size, "gpus": gpus,
+                "curve": f"{of.model}, {file.bucket_size} MiB", "bucket_cap_mb": file.bucket_size,
                 "mean_s": estimate_of(one.separate_s, "factors", confidence),
-                "efficiency": float(np.median(of.result[0].measurements)) / times[50] if is_ddp else None,
+                "efficiency": _throughput(one, of.result[0], confidence) if is_ddp else None,
+                "ratio": _throughput(one, other, confidence) if is_ddp and other else None,
                 **{f"p{p}_s": seconds for p, seconds in times.items()},
             })  # fmt: skip
-    told = Section("As the benchmark prints it", [Listing("\n".join(lines))])
-    table = Rows("pytorch-ddp", "Sizes", _COLUMNS, rows, 3, _NOTES)
-    return Results("PyTorch's DDP benchmark", [count_text(len(rows), "size")], [table], more=[told])
+        for column in (one for one in _BESIDE if any(row[one.key] for row in rows)):
+            texts = [column.title, *(cell_with_ends(row[column.key], column.form) for row in rows)]
+            width = max(map(len, texts))
+            printed = [f"{line}   {text:>{width}}" for line, text in zip(printed, texts, strict=True)]
+        lines += printed
+        kept = cell_with_ends(rows[-1]["efficiency"], _BESIDE[1].form)
+        best += [f"{of.model} keeps {kept} on {rows[-1]['gpus']} {file.devices}"] * bool(rows[1:])
+        found += rows
+    told = Section("As the benchmark prints it", [Line(_HOW), Listing("\n".join(lines))])
+    table = Rows("pytorch-ddp", "", _COLUMNS, found, 3, drawn=_DRAWN)
+    return Results("PyTorch's DDP benchmark", [first_few(best)] * bool(best), [table], more=[told])
+
+
+def _throughput(one: DdpBenchmarkResult, other: DdpBenchmarkResult, confidence: float) -> Found | float | None:
+    """Throughput per device over another's: in the same rounds if both have rounds, else by p50."""
+    if one.steps_per_round and other.steps_per_round:
+        pairs = zip(other.separate_s, one.separate_s, strict=False)
+        return estimate_of([theirs / ours for theirs, ours in pairs], "factors", confidence)
+    return float(np.median(other.measurements) / np.median(one.measurements))
 
 
 def read_diff(paths: Sequence[Path], confidence: float) -> SuiteDiff:
@@ -175,8 +211,9 @@ def read_diff(paths: Sequence[Path], confidence: float) -> SuiteDiff:
     if len({path.resolve() for path in reports}) < len(reports):
         raise OptionError("RUN_DIR", f"found {paths[0]} twice", "two reports")
     files = [read_ddp_benchmark(path) for path in reports]
-    a, b = (results_of_file(one, confidence) for one in files)
-    return diff_of(a, b, kind="pytorch-ddp", told=[*_diff_lines(files, a.tables[0].rows, b.tables[0].rows)])
+    a, b = (results_of_file(one, confidence).tables[0] for one in files)
+    of_mean = [Results("", tables=[replace(one, columns=[*_COLUMNS[:3], _BESIDE[0]])]) for one in (a, b)]
+    return diff_of(*of_mean, kind="pytorch-ddp", told=[*_diff_lines(files, a.rows, b.rows)])
 
 
 def _diff_lines(files: Sequence[DdpBenchmarkFile], rows: Sequence[Row], others: Sequence[Row]) -> Iterator[str]:
@@ -195,7 +232,7 @@ def _diff_lines(files: Sequence[DdpBenchmarkFile], rows: Sequence[Row], others: 
                 before, after = (one[f"p{p}_s"] for one in (row, there[model, batch, row["size"]]))
                 share = -100 * ((after - before) / before)  # as in diff.py, also for the sign of 0
                 cells += f"  p{p:02d}: {after:8.3f}s {int(batch / after):7d}/s {share:+8.1f}%"
-            yield f"{row['gpus']:>4d} GPUs:{cells}"
+            yield f"{row['gpus']:>4d} {files[0].devices}:{cells}"
     yield ""
 
 
@@ -227,9 +264,10 @@ class PytorchDdp(Suite):
         variants = dict.fromkeys((AS_THERE, *(arguments.bucket_sizes or ())))
         arms = [Arm("ddp", size, batch, variant=variant) for variant in variants for size in sizes]
         families = (ImageFamily(model, arguments.image_size, "contiguous") for model in arguments.models)
-        return nodes.plan(
+        studies = (
             nodes.study(Workload(one.model, one, "fp32", batch), [Arm("alone", 1, batch), *arms]) for one in families
         )
+        return nodes.plan(studies, survey=not nodes.is_cpu)  # which has the topology
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each model, size and bucket, of models that were measured on one GPU without DDP.
@@ -238,31 +276,24 @@ class PytorchDdp(Suite):
         machine is measured on the first GPUs of the first machine.
         """
         plan, versions, files, rows = measured.plan, measured.versions, dict[str, Any](), list[Row]()
-        studies, (alone, *arms), told = (
-            {one.workload.name: one for one in plan.studies},
-            plan.studies[0].arms,
-            list[Block](),
-        )
-        for variant in dict.fromkeys(arm.variant for arm in arms):
+        links = [one.topology for one in measured.evidence.surveys.values()]
+        told: list[Block] = [Section("nvidia-smi topo -m", [Listing(one)]) for one in links[:1] if one]
+        usual, findings, is_cpu = None, list[str](), plan.device_type == "cpu"
+        for variant in dict.fromkeys(arm.variant for arm in plan.studies[0].arms[1:]):
             models = [*filter(None, (_benchmark(measured, one, variant) for one in plan.studies))]
             if not models:
                 continue
             bucket, is_usual = variant.bucket_cap_mb or USUAL_BUCKET_CAP_MB, variant == AS_THERE
-            backend = "gloo" if plan.device_type == "cpu" else "nccl"
             file = DdpBenchmarkFile(
-                int(bucket) if bucket % 1 == 0 else bucket, versions.get("cuda"), backend, versions.get("torch"),
-                tuple(models), plan.layout.ranks_per_node,
+                int(bucket) if bucket % 1 == 0 else bucket, None if is_cpu else versions.get("cuda"),
+                "gloo" if is_cpu else "nccl", versions.get("torch"), tuple(models), plan.layout.ranks_per_node,
             )  # fmt: skip
             files[FILE_NAME if is_usual else f"pytorch-ddp-bucket-{bucket:g}.json"] = msgspec.to_builtins(file)
-            of_file = results_of_file(file, measured.confidence)
-            told += of_file.more
-            for row in (row for row in of_file.tables[0].rows if is_usual or row["size"] != NO_DDP):
-                arm = Arm("ddp", row["gpus"], row["batch"], variant=variant)
-                beside = alone if is_usual else replace(arm, variant=AS_THERE)
-                ratio = measured.throughput(studies[row["model"]], arm, beside) if row["size"] != NO_DDP else None
-                rows.append({**row, "bucket_cap_mb": bucket, "ratio": ratio})
-        findings = [count_text(len(rows), "size")] * bool(rows)
-        table = Rows("pytorch-ddp", "Sizes", _COLUMNS, rows, 4, _NOTES)
+            of_file = results_of_file(file, measured.confidence, usual)
+            usual = usual or file
+            findings, told = findings or [*of_file.findings], [*told, *of_file.more]
+            rows += [row for row in of_file.tables[0].rows if is_usual or row["size"] != NO_DDP]
+        table = Rows("pytorch-ddp", "", _COLUMNS, rows, 4, drawn=_DRAWN)
         return Results("PyTorch's DDP benchmark", findings, [table], measured.problems(), more=told, files=files)
 
 

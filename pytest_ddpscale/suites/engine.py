@@ -53,7 +53,7 @@ from pytest_ddpscale.settings import (
     settings_from,
 )
 from pytest_ddpscale.suites.registry import suite_of
-from pytest_ddpscale.suites.results import Results, facts_of
+from pytest_ddpscale.suites.results import ON_CPU, Results, facts_of
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.atomic_writing import write_atomically
@@ -340,12 +340,14 @@ def report_suite(run: RunDirectory) -> int:
 def tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
     """Print the results and write all of their files. Returns the exit code. Raises OSError."""
     found, confidence = suite.results(measured), measured.confidence
+    if measured.plan.device_type == "cpu":
+        found = replace(found, what=f"{found.what}, on a CPU", mark=ON_CPU)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(*found.lines(confidence, columns), sep="\n")
     values = {
         "schema_version": 2, "suite": suite.name, "headline": found.headline, "problems": found.problems,
         "failures": found.failures, "confidence": confidence,
-        "tables": {rows.name: rows.json() for rows in found.tables}, **found.values,
+        "tables": {rows.name: rows.json() for rows in found.tables},
     }  # fmt: skip
     for name, content in {run.suite_json.name: values, **found.files}.items():
         run.write_json(run.path / name, content)

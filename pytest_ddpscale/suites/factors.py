@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
-from itertools import product
-from operator import ne
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.plan.workload import BYTES_PER_GRADIENT, Workload
+from pytest_ddpscale.plan.workload import BYTES_PER_GRADIENT
 from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.options import (
@@ -26,27 +22,25 @@ from pytest_ddpscale.suites.options import (
     MOST_PIXELS,
     MOST_RANKS,
     PRECISIONS,
+    add_feature_weights,
     at_most,
     counts,
     image_model,
     image_workload,
+    on_features,
+    one_factor,
     several,
 )
-from pytest_ddpscale.suites.results import Column, Results, Row, Rows
+from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
 
-# These have one linear layer, like their original head.
-LINEAR = ("squeezenet1_0", "squeezenet1_1", "resnet18")
 MOST_RANKS_BY_DEFAULT = 4
 EPOCH_IMAGES = 60_000  # of MNIST's training split
-# The value of each factor for a workload and its ranks; models also differ in their parameters.
-FACTORS: dict[str, Callable[[Workload, int], Any]] = {
-    "batch": lambda one, _: one.batch_size,
-    "world size": lambda _, ranks: ranks,
-    "model": lambda one, _: one.family.model,
-    "trained parameters": lambda one, _: one.family.classifier_parameters,
-}
+# Each factor's key in rows. What differs in one may differ in those after it: models in their parameters.
+FACTORS = {
+    "world size": "world_size", "batch": "batch", "model": "model", "trained parameters": "trained_parameters"
+}  # fmt: skip
 _NOTES = (
     "Computation: a step without communication. Communication: what a step takes longer with it in the same round; "
     "noise can make it negative. By the document: N ÷ (B · k) · trained parameters for the 60000 images of an epoch.",
@@ -80,25 +74,21 @@ class Factors(Suite):
             f"width of the classifier's two hidden layers, {told}", "4096,2048,1024")  # fmt: skip
         add("--world-sizes", "K,K", counts(MOST_RANKS), "the largest is the centre; default: each up to 4")
         add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
-        add("--feature-weights", "DIR", lambda text: Path(text).absolute(),
-            "folder on each node with torchvision's MODEL.pth; default: random weights")  # fmt: skip
+        add_feature_weights(parser)
         parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="by autocast; default: %(default)s")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each workload, the centre first; the centre has arms for each world size."""
-        most, weights = nodes.world_size, arguments.feature_weights
+        most = nodes.world_size
         at_most("--world-sizes", arguments.world_sizes, most)
         sizes = arguments.world_sizes or range(1, min(MOST_RANKS_BY_DEFAULT, most) + 1)
-        every = [*product(arguments.batches, arguments.models, arguments.hidden_sizes)]
-        one_factor = (one for one in every if sum(map(ne, one, every[0])) < 2)
-        cells = dict.fromkeys((batch, model, 0 if model in LINEAR else width) for batch, model, width in one_factor)
-        workloads = (
+        workloads = dict.fromkeys(
             image_workload(
-                arguments, nodes, batch, model=model, num_classes=10, classifier_hidden=width,
-                name=f"{model}-h{width}-batch-{batch}",
-                feature_weights=str(weights / f"{model}.pth") if weights else None,
+                arguments, nodes, batch, model=model, num_classes=10, **frozen,
+                name=f"{model}-h{frozen['classifier_hidden']}-batch-{batch}",
             )
-            for batch, model, width in cells
+            for batch, model, width in one_factor(arguments.batches, arguments.models, arguments.hidden_sizes)
+            for frozen in [on_features(arguments, model, width)]
         )  # fmt: skip
         return nodes.plan(
             nodes.study(one, [
@@ -109,31 +99,39 @@ class Factors(Suite):
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each factor and value; the centre has one in each factor that is swept."""
-        centre, rows = measured.plan.studies[0], [*_rows(measured)]
+        centre, rows = measured.plan.studies[0], by_factor(_rows(measured))
         shares = [found.value for row in rows if (found := row["communication_share"])]
         ranks, of = max(arm.world_size for arm in centre.arms), centre.workload
         what = f"{of.family.model}, frozen, batch {of.batch_size}, {ranks} ranks"
         findings = [f"communication at most {percent(max(shares), 1)} of a step"] if shares else []
-        return Results(what, findings, [Rows("factors", "By factor", _COLUMNS, rows, 2, _NOTES)], measured.problems())
+        drawn = Drawn("Time of a step by factor", "factor", ("computation_ms", "communication_ms"))
+        table = Rows("factors", "By factor", _COLUMNS, rows, 2, _NOTES, drawn)
+        return Results(what, findings, [table], measured.problems())
 
 
 def _rows(measured: MeasuredSuite) -> Iterator[Row]:
-    """Rows of each factor with at least two values."""
-    cells = [(one, size) for one in measured.plan.studies for size in sorted({arm.world_size for arm in one.arms})]
-    centre = measured.plan.studies[0].workload, max(size for _, size in cells)
-    of_factor: dict[str, list[Row]] = {factor: [] for factor in FACTORS}
-    for study, ranks in cells:
-        of, values = study.workload, {factor: read(study.workload, ranks) for factor, read in FACTORS.items()}
-        row = {key: measured.value(metric, study, ranks) for key, metric in _METRICS.items()} | {
-            "trained_parameters": values["trained parameters"], "batch": of.batch_size, "world_size": ranks,
-            **data_moved(values["trained parameters"], of.batch_size, ranks),
-        }  # fmt: skip
-        differs = [factor for factor, read in FACTORS.items() if values[factor] != read(*centre)]
-        for factor in differs[:1] or FACTORS:
-            of_factor[factor].append({"factor": factor, "value": values[factor], **row})
-    for rows in of_factor.values():
-        if len(rows) > 1:
-            yield from rows
+    """A row for each cell, the centre first."""
+    for study in measured.plan.studies:
+        of = study.workload
+        for ranks in sorted({arm.world_size for arm in study.arms}, reverse=True):
+            parameters = of.family.classifier_parameters
+            yield {
+                **{key: measured.value(metric, study, ranks) for key, metric in _METRICS.items()},
+                "trained_parameters": parameters, "batch": of.batch_size, "world_size": ranks,
+                "model": of.family.model, **data_moved(parameters, of.batch_size, ranks),
+            }  # fmt: skip
+
+
+def by_factor(rows: Iterable[Row]) -> list[Row]:
+    """Rows of each factor with at least two values; the first row, the centre, is in each."""
+    centre, *others = rows
+    found: dict[str, list[Row]] = {}
+    for factor, key in FACTORS.items():
+        there = [centre, *(row for row in others if row[key] != centre[key])]
+        others = [row for row in others if row[key] == centre[key]]
+        found[factor] = [{"factor": factor, "value": row[key], **row} for row in there]
+    swept = [same for same in found.values() if len(same) > 1]
+    return [row for same in swept or [found["world size"]] for row in same]
 
 
 def data_moved(parameters: int, batch: int, ranks: int) -> dict[str, float]:

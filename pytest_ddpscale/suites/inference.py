@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,10 @@ _NOTES = ("Latency: percentiles of each round, over all passes and ranks; p99 ne
 # Arms in which one process divides a batch.
 WAYS = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}
 _RATIO = "{:.3f}×"
-_OF_SPLIT = ("Communication: the share of our pass outside our parallel_apply, timed in the same round.",)
+_OF_SPLIT = (
+    "Computation: the passes on all devices at once, with copies and inputs in place, which both ways make. "
+    "Communication: what a pass takes longer in the same round: copying the model, scattering and gathering.",
+)
 _CPU = "All devices are this CPU: times say nothing about GPUs. nn.DataParallel needs two GPUs: not measured."
 
 
@@ -125,7 +129,8 @@ class DataParallel(Inference):
         columns = [
             Column("batch", "Batch"), Column("way", "Way"), Column("samples_per_s", rate, better=1),
             Column("to_one_device", "To one device", _RATIO), Column("to_ranks", "To a rank on each", _RATIO),
-            Column("communication_share", "Communication", "{:.1%}"),
+            Column("computation_ms", "Computation ms", better=-1),
+            Column("communication_ms", "Communication ms", better=-1),
         ]  # fmt: skip
         drawn = Drawn(f"{plan.samples.capitalize()} per second by batch", "batch", ("samples_per_s",), by="way")
         notes = [*_OF_SPLIT, *[_CPU] * (plan.device_type == "cpu")]
@@ -137,7 +142,11 @@ class DataParallel(Inference):
             f"at best {cell(row['to_ranks'], _RATIO)} a rank on each ({row['way']}, batch {row['batch']})"
             for row in compared[-1:]
         ]
-        return Results(what, findings, [table], measured.problems())
+        times = [
+            replace(table, name=key, drawn=replace(drawn, title=f"{word} of a pass by batch", ys=(key,)))
+            for word, key in (("Computation", "computation_ms"), ("Communication", "communication_ms"))
+        ]
+        return Results(what, findings, [table], measured.problems(), pictures=times)
 
 
 def _split_rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
@@ -154,8 +163,8 @@ def _split_rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
         if arm.kind in WAYS:
             row["to_one_device"] = measured.estimated(np.divide(*paces(arm, study.arms[0])))
             row["to_ranks"] = measured.estimated(np.divide(*paces(arm, study.arms[-1])))
-        if arm.kind == "vanilla_parallel":
-            shares = 1 - np.divide(*paces(arm, by_kind["parallel_apply"]))
-            row["communication_share"] = measured.estimated(shares, "differences")
+            of_pass, computing = 1000 * arm.batch_size / paces(arm, by_kind["parallel_apply"])
+            row["computation_ms"] = measured.estimated(computing)
+            row["communication_ms"] = measured.estimated(of_pass - computing, "differences")
         if row["samples_per_s"]:
             yield row

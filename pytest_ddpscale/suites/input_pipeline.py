@@ -12,16 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, ImageFolderData
+from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
 from pytest_ddpscale.report.where_time_goes import waited_s_per_step
-from pytest_ddpscale.settings import whole
+from pytest_ddpscale.settings import on_or_off, whole
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, add_image_model, counts, image_workload
-from pytest_ddpscale.suites.results import Column, Results, Row, Rows, cell
+from pytest_ddpscale.suites.options import MOST_BATCH, add_image_model, counts, folder_data, image_workload, several
+from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
 
@@ -49,26 +48,23 @@ class InputPipeline(Suite):
             help="has train/CLASS/IMAGE, the same on every node")  # fmt: skip
         add("--workers", "N,N", counts(MOST_LOADER_WORKERS, 0), "loader processes per rank", "0,2,4,8")
         add("--prefetch", "N,N", counts(MOST_PREFETCH), "batches that each worker reads ahead", "2")
+        add("--pin-memory", "true,false", several(on_or_off), "whether batches go through pinned memory", "true")
         add_image_model(parser)
         add("--batch", "N", whole(MOST_BATCH), "images per GPU", 128)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan one study with synthetic data and each setting of the loader."""
-        folder = arguments.folder.expanduser().absolute()
-        classes = [*(folder / "train").glob("*")]
-        if not classes and not nodes.machine.cluster.is_elsewhere:
-            raise OptionError(
-                "--folder", f"{folder} has no train/CLASS", "train/CLASS/IMAGE (see ddpscale make-dataset)"
-            )
-        workload = image_workload(arguments, nodes, arguments.batch, num_classes=max(len(classes), 1000))
+        data, classes = folder_data(arguments, nodes)
+        workload = image_workload(arguments, nodes, arguments.batch, num_classes=max(classes, 1000))
         variants = [Variant(data="synthetic")]
         variants += [
-            Variant(workers=one, prefetch=ahead or None)
+            Variant(workers=one, prefetch=ahead or None, pin_memory=None if is_pinned else False)
             for one in arguments.workers
             for ahead in (arguments.prefetch if one else [0])  # without workers there is no read-ahead
+            for is_pinned in arguments.pin_memory
         ]
         arms = [Arm("ddp", nodes.world_size, arguments.batch, variant=one) for one in variants]
-        return nodes.plan([nodes.study(replace(workload, data=ImageFolderData(str(folder))), arms)])
+        return nodes.plan([nodes.study(replace(workload, data=data), arms)])
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each setting: synthetic data, then the fewest workers first."""
@@ -84,7 +80,8 @@ class InputPipeline(Suite):
                    above="synthetic images may be copied while folder ones wait ready"),
             Column("to_fastest", "Of the fastest", _RATIO), Column("waited_share", "Waited of a step", "{:.0%}"),
         ]  # fmt: skip
-        table = Rows("input-pipeline", "Loading", columns, rows, notes=_NOTES)
+        drawn = Drawn("Throughput by loader settings", "data", ("samples_per_s_per_gpu",))
+        table = Rows("input-pipeline", "Loading", columns, rows, notes=_NOTES, drawn=drawn)
         what = f"{study.workload.family.model} in {study.workload.precision} on {study.workload.data_kind} images"
         return Results(what, findings if rows[1:] else [], [table], measured.problems())
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
+from operator import ne
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families import family_of, known_models
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.words import DeviceType, Precision
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.settings import whole
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.util.command_parser import adder
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from pytest_ddpscale.suites.engine import SuiteNodes
 
 MOST_PIXELS, MOST_BATCH, MOST_RANKS = 10**4, 10**6, 10**6
+# On their features there is one linear layer, like their original head.
+LINEAR = ("squeezenet1_0", "squeezenet1_1", "resnet18")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 T = TypeVar("T")
 
@@ -47,6 +52,12 @@ def above_zero(text: str) -> float:
     return number
 
 
+def one_factor(*values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """All combinations that differ from the first values, the centre, in at most one place; the centre first."""
+    every = [*product(*values)]
+    return (one for one in every if sum(map(ne, one, every[0])) < 2)
+
+
 def image_model(text: str) -> str:
     """Parse the name of a torchvision classification model. Raises ValueError."""
     if text not in ImageFamily.models:
@@ -60,6 +71,21 @@ def add_image_model(parser: argparse.ArgumentParser) -> None:
     add("--model", "MODEL", image_model, "torchvision model", "resnet50")
     add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
     parser.add_argument("--precision", choices=PRECISIONS, help="by autocast; default: fp16, on a CPU fp32")
+
+
+def add_feature_weights(parser: argparse.ArgumentParser) -> None:
+    """Add the option for pretrained weights."""
+    told = "folder on each node with torchvision's MODEL.pth for frozen models; default: random weights"
+    adder(parser)("--feature-weights", "DIR", lambda text: Path(text).absolute(), told)
+
+
+def on_features(arguments: argparse.Namespace, model: str, width: int) -> dict[str, Any]:
+    """Options of a model that is frozen below a classifier with hidden layers of that width."""
+    weights = arguments.feature_weights
+    return {
+        "classifier_hidden": 0 if model in LINEAR else width,
+        "feature_weights": str(weights / f"{model}.pth") if weights else None,
+    }
 
 
 def image_workload(
@@ -84,6 +110,16 @@ def at_most(option: str, asked: Sequence[int] | int | None, most: int) -> None:
     numbers = [asked] if isinstance(asked, int) else asked or []
     if max(numbers, default=0) > most:
         raise OptionError(option, f"found {max(numbers)}, but {most} can be used", f"at most {most}")
+
+
+def folder_data(arguments: argparse.Namespace, nodes: SuiteNodes) -> tuple[ImageFolderData, int]:
+    """The data of `--folder`, and its number of classes as far as it can be seen here. Raises OptionError."""
+    folder = arguments.folder.expanduser().absolute()
+    classes = [*(folder / "train").glob("*")]
+    if not classes and not nodes.machine.cluster.is_elsewhere:
+        expected = "train/CLASS/IMAGE (see ddpscale make-dataset)"
+        raise OptionError("--folder", f"{folder} has no train/CLASS", expected)
+    return ImageFolderData(str(folder)), len(classes)
 
 
 def add_workloads(parser: argparse.ArgumentParser, count: int | str, usual: str) -> None:

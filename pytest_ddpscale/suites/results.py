@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from pytest_ddpscale.judge.stats import Found
-from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
+from pytest_ddpscale.report.charts import About, BarRow, Curve, LineAxes, Point, bars, curves
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.words.verdicts import headline_of
 from pytest_ddpscale.run.run_json import RunRecord
@@ -35,6 +35,7 @@ from pytest_ddpscale.util.document import (
 from pytest_ddpscale.util.listing import count_text, first_few
 
 Row: TypeAlias = Mapping[str, Any]
+ON_CPU = "on a CPU: says nothing about GPUs"
 Form: TypeAlias = str | Callable[[Any], str]
 
 
@@ -59,12 +60,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Drawn:
-    """How rows are drawn: curves over a number.
+    """How rows are drawn: as curves over a number, or, if `x` is a text, as a bar for each row.
 
     Attributes:
-        x, ys: keys of the horizontal axis, and of the values.
+        x, ys: keys of the horizontal axis, and of the values; of bars, their parts.
         by: key whose texts have a curve each.
         axes: further attributes of `LineAxes`.
+        base: where bars begin.
     """
 
     title: str
@@ -72,6 +74,7 @@ class Drawn:
     ys: tuple[str, ...]
     by: str = ""
     axes: Mapping[str, Any] = field(default_factory=dict)
+    base: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,10 @@ class Rows:
     names: int = 1
     notes: Sequence[str] = ()
     drawn: Drawn | None = None
+
+    def named(self, row: Row) -> str:
+        """The name of a row."""
+        return ", ".join(cell(row.get(one.key), one.form) for one in self.columns[: self.names])
 
     def ratios_above(self) -> Iterator[str]:
         """Why shares are above 100 %, of each column that has one."""
@@ -130,20 +137,33 @@ class Rows:
         cells = {key: map(json_value, values) for key, values in self.cells.items()}
         return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
 
-    def picture(self) -> Picture | None:
-        """The rows as `drawn`; None if they are too few."""
+    def picture(self, mark: str = "") -> Picture | None:
+        """The rows as `drawn`, with a warning; None if they are too few."""
         told, columns = self.drawn, {column.key: column for column in self.columns}
-        if told is None:
+        if told is None or not self.rows:
             return None
-        series, x = dict[str, list[Point]](), columns[told.x]
+        about, series, x = About(self.name, told.title, mark=mark), dict[str, list[Point]](), columns[told.x]
+        of, *others = (columns[key] for key in told.ys)
+        if isinstance(self.rows[0][x.key], str):
+            rows = list[BarRow]()
+            for row in self.rows:
+                if None in (row.get(one.key) for one in (of, *others)):
+                    continue
+                value, interval = found(row[of.key])
+                # Noise may make a difference negative, of which no bar can be a part.
+                more = [(one.title, max(0.0, found(row[one.key]).value)) for one in others]
+                said = " + ".join(cell(row[one.key], one.form) for one in (of, *others))
+                parts = [(of.title, value - told.base), *more]
+                rows.append(BarRow(self.named(row), parts, said, None if others else interval))
+            return bars(about, " + ".join(one.title for one in (of, *others)), rows, base=told.base)
         for row in sorted(self.rows, key=lambda row: row[x.key]):
-            for key in (key for key in told.ys if row[key] is not None):
+            for key in (key for key in told.ys if row.get(key) is not None):
                 name = cell(row[told.by]) if told.by else columns[key].title
                 point = Point(row[x.key], *found(row[key]))
                 series.setdefault(name, []).append(point)
         axes = {"x_is_log": True, "x_name": lambda value: cell(value, x.form), **told.axes}
         drawn = {"": [Curve(*one) for one in series.items()]}
-        return curves(About(self.name, told.title), LineAxes(x.title, columns[told.ys[0]].title, **axes), drawn)
+        return curves(about, LineAxes(x.title, of.title, **axes), drawn)
 
 
 def found(value: Any) -> Found:
@@ -167,6 +187,12 @@ def ends(value: Any, form: Form = "{:.4g}") -> str:
     return " … ".join(cell(end, form) for end in found(value).interval or ()) or ABSENT
 
 
+def cell_with_ends(value: Any, form: Form = "{:.4g}") -> str:
+    """A cell with its interval, if it has one, in brackets."""
+    limits = f" ({ends(value, form)})" if found(value).interval else ""
+    return cell(value, form) + limits
+
+
 def json_value(value: Any) -> Any:
     """A cell in JSON, which has no infinity."""
     if not isinstance(value, Found):
@@ -185,9 +211,9 @@ class Results:
         problems: what could not be measured and why, one sentence each. The command then exits with 1.
         failures: measured values that miss a requirement or are undecided. The command then exits with 1.
         more: further parts of the report, such as another tool's lines.
-        pictures: beside those of the tables; None is left out.
-        values: further content of suite.json, as JSON types.
+        pictures: of rows that are only drawn.
         files: further JSON files for the run directory, by name, such as files for another tool.
+        mark: a warning on each picture.
     """
 
     what: str
@@ -196,9 +222,9 @@ class Results:
     problems: Sequence[str] = ()
     failures: Sequence[str] = ()
     more: Sequence[Block] = ()
-    pictures: Sequence[Picture | None] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Sequence[Rows] = ()
     files: Mapping[str, Any] = field(default_factory=dict)
+    mark: str = ""
 
     @property
     def headline(self) -> str:
@@ -209,7 +235,8 @@ class Results:
     @cached_property
     def drawn(self) -> list[Picture]:
         """All pictures."""
-        return [one for one in (*(rows.picture() for rows in self.tables), *self.pictures) if one is not None]
+        every = (rows.picture(self.mark) for rows in (*self.tables, *self.pictures))
+        return [one for one in every if one is not None]
 
     def blocks(self, confidence: float, facts: Facts | None = None) -> list[Block]:
         """What a terminal shows, of an error its first line; with facts, what report.md and report.html say."""

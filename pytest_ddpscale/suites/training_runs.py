@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 from pytest_ddpscale.errors import OptionError
@@ -36,18 +38,23 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
 from pytest_ddpscale.settings import share_between, whole
 from pytest_ddpscale.suites.engine import MeasuredSuite, Suite, SuiteNodes, mean_estimate
+from pytest_ddpscale.suites.factors import by_factor
 from pytest_ddpscale.suites.options import (
     MOST_BATCH,
     MOST_PIXELS,
     MOST_RANKS,
     PRECISIONS,
     above_zero,
+    add_feature_weights,
     at_most,
     counts,
     image_model,
     image_workload,
+    on_features,
+    one_factor,
+    several,
 )
-from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
+from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell, cell_with_ends
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
@@ -60,6 +67,7 @@ _ANY = ImageFamily("resnet50", num_classes=10**6)  # a model for the classes of 
 CLASSES = 10  # of images made in memory, as of MNIST
 # Spans on rank 0's clock, in order; waiting includes training and validation.
 SPANS = ("start_up_s", "compile_s", "training_s", "validation_s", "waiting_s")
+_SEEDS = 1000  # between launches, as an epoch's order is drawn from the seed and the epoch
 _MOST_POINTS = 300  # of a drawn curve, means of neighbours
 # Metrics of the largest size: a run's key, its field with the bound, and on which side of it values have to be.
 _BOUNDED = (
@@ -179,12 +187,12 @@ def _add_training(parser: argparse.ArgumentParser, *, pixels: int | None, epochs
     choose("--lr-rule", choices=get_args(LearningRateRule), default="constant",
         help="how the learning rate scales with the global batch; default: %(default)s")  # fmt: skip
     add("--seed", "N", whole(10**9 - 1, 0), "seed of weights and data order", 0)
-    add("--launches", "N", whole(10), "how often to repeat every run", 1)
+    add("--launches", "N", whole(10), "how often to repeat every run, each with a seed of its own", 1)
 
 
 def planned_runs(
     arguments: argparse.Namespace, nodes: SuiteNodes, model: str, samples: SampleSet, name: str, sizes: Iterable[int],
-    **fields: Any,
+    of: Mapping[str, Any] = MappingProxyType({}), **fields: Any,
 ) -> Iterator[TrainingRun]:  # fmt: skip
     """One run for each world size and launch. Raises OptionError if a size does not fit the nodes or the data.
 
@@ -200,7 +208,7 @@ def planned_runs(
         batch, uneven = divmod(asked or arguments.batch * size, size)
         if uneven:
             raise OptionError("--global-batch", f"found {asked} for {size} ranks", f"a multiple of {size}")
-        workload = image_workload(arguments, nodes, batch, model=model, name=name, num_classes=samples.classes)
+        workload = image_workload(arguments, nodes, batch, model=model, name=name, num_classes=samples.classes, **of)
         factor = 1 if asked else size
         factors: dict[LearningRateRule, float] = {"constant": 1, "linear": factor, "sqrt": math.sqrt(factor)}
         try:
@@ -211,7 +219,8 @@ def planned_runs(
             )  # fmt: skip
         except ValueError as error:
             raise OptionError("--ranks, --batch", str(error), "", "Take fewer ranks, or a smaller batch.") from None
-        yield from (replace(run, launch=launch) for launch in range(1, arguments.launches + 1))
+        for launch in range(arguments.launches):
+            yield replace(run, launch=launch + 1, seed=run.seed + launch * _SEEDS)
 
 
 def sizes_of(arguments: argparse.Namespace, nodes: SuiteNodes) -> list[int]:
@@ -373,58 +382,123 @@ class Convergence(Suite):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for model, data and loss."""
-        add = adder(parser)
+        add, told = adder(parser), "the first is the centre, where others stay"
         add("--loss", "LOSS", above_zero, "cross entropy to reach", 0.5)
-        add("--model", "MODEL", image_model, "torchvision model; default: three linear layers, see --hidden")
-        add("--hidden", "N,N", counts(MOST_HIDDEN), "units of the hidden layers; every world size trains the first "
-            "model, the largest size trains all", "256")  # fmt: skip
+        add("--model", "M,M", several(image_model), f"torchvision models, {told}; default: three linear layers")
+        parser.add_argument("--frozen", action="store_true",
+            help="train a classifier with hidden layers of --hidden on the features of --model")  # fmt: skip
+        add_feature_weights(parser)
+        add("--hidden", "N,N", several(whole(MOST_HIDDEN)), f"units of the hidden layers, {told}", "256")
+        add("--batches", "N,N", several(whole(MOST_BATCH)), "further images per rank, beside --batch, the centre")
         add("--samples", "N", whole(MOST_SAMPLES), "images made in memory", 4096)
         add("--mnist", "FOLDER", Path, "train on MNIST's idx files instead")
         add("--global-batch", "N", whole(10**8), "images of all ranks together, instead of --batch per rank")
         _add_training(parser, pixels=None, epochs=20, batch=32)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """Plan a run for each world size, then one for each further size of the model."""
+        """Plan a run for each world size at the centre, then one for each other value of a factor."""
+        is_frozen = bool(arguments.frozen or arguments.feature_weights)
+        if is_frozen and not arguments.model:
+            raise OptionError("--model", "found none", "the models to freeze")
+        if arguments.global_batch and arguments.batches:
+            raise OptionError("--global-batch", "found beside --batches", "one of them")
         arguments.image_size = arguments.image_size or (64 if arguments.model else 28)
         samples = made_set(arguments.samples) if arguments.mnist is None else read_set("mnist", arguments.mnist)
-        sizes, runs = sizes_of(arguments, nodes), list[TrainingRun]()
-        models = [arguments.model] if arguments.model else [f"{CLASSIFIER}{units}" for units in arguments.hidden]
-        for model in models:
-            of_model = sizes if model == models[0] else sizes[-1:]
-            runs += planned_runs(arguments, nodes, model, samples, model, of_model, loss_threshold=arguments.loss)
-        return nodes.plan((), training_runs=tuple(runs), launches=arguments.launches)
+        sizes, runs = sizes_of(arguments, nodes), dict[str, list[TrainingRun]]()
+        batches, models = [arguments.batch, *(arguments.batches or ())], arguments.model or [CLASSIFIER]
+        for batch, model, width in one_factor(batches, models, arguments.hidden):
+            named, of = f"{model}{width}" if model == CLASSIFIER else model, dict[str, Any]()
+            name, arguments.batch = named, batch
+            if is_frozen:
+                of = on_features(arguments, model, width)
+                name += f"-h{of['classifier_hidden']}"
+            name += f"-batch-{batch}" * (len(batches) > 1)
+            of_cell = sizes[-1:] if runs else sizes
+            planned = planned_runs(
+                arguments, nodes, named, samples, name, of_cell, of=of, loss_threshold=arguments.loss
+            )  # fmt: skip
+            runs.setdefault(name, [*planned])
+        return nodes.plan((), training_runs=tuple(chain(*runs.values())), launches=arguments.launches)
 
     def results(self, measured: MeasuredSuite) -> Results:
-        """A row for each run."""
-        runs = trained_runs(measured.evidence)
-        of, reached = runs[0].run, [one.row for one in runs if "iterations" in one.row]
-        failures = [wrong for one in runs for wrong in one.wrongs] + [
+        """A row for each factor and value, over its launches; losses by iteration, the mean of the launches."""
+        runs, of_cell = trained_runs(measured.evidence), dict[tuple[str, int], list[Trained]]()
+        for one in runs:
+            of_cell.setdefault((one.run.name, one.run.world_size), []).append(one)
+        cells = [_cell(launches, measured.confidence) for launches in of_cell.values()]
+        rows, of = by_factor(sorted(cells, key=lambda row: -row["world_size"])), runs[0].run  # the centre first
+        missed = [
             f"{one.run.id}: a loss of {of.loss_threshold:g} was not reached in {of.epochs} epochs; the mean of the "
             f"last one is {one.row['loss']:.4g}"
             for one in runs if one.row["is_complete"] and "iterations" not in one.row
         ]  # fmt: skip
-        findings = [f"{row['run']} in {row['iterations']} iterations" for row in reached]
-        missing = [f"{len(runs) - len(reached)} of {len(runs)} did not reach it"] * (len(reached) < len(runs))
-        columns = [
-            Column("run", "Run"), Column("ranks", "Ranks"), Column("trainable_parameters", "Parameters", "{:,}"),
+        failures = (
+            [wrong for one in runs for wrong in one.wrongs] + missed + [*filter(None, map(_without_meaning, runs))]
+        )
+        findings = [
+            f"{row['run']} in {cell_with_ends(row['iterations'])} iterations" for row in cells if row["iterations"]
+        ]
+        missing = [f"{len(missed)} of {len(runs)} did not reach it"] * bool(missed)
+        epochs = Column("epochs", "Epochs", "{:.3g}")
+        table = Rows("convergence", "To the loss", [
+            Column("factor", "Factor"), Column("value", "Value", "{:,}"), Column("reached", "Reached"),
+            Column("iterations", "Iterations"), epochs, Column("seconds", "Seconds"),
+            Column("accuracy", "Accuracy", "{:.1%}"), Column("trained_parameters", "Parameters", "{:,}"),
             Column("global_batch", "Global batch"), Column("learning_rate", "Learning rate"),
-            Column("iterations", "Iterations"), Column("epochs", "Epochs", "{:.2f}"),
-            Column("seconds", "Seconds", "{:.2f}"), Column("accuracy", "Accuracy", "{:.1%}"),
-            Column("loss", "Loss of the last epoch"), Column("skipped_steps", "Skipped steps"),
-        ]  # fmt: skip
-        table = Rows("convergence", "To the loss", columns, [one.row for one in runs], notes=[*_notes(runs), _REACHED])
-        losses = [
-            {"run": one.run.id, "iteration": first + 1, "loss": fmean(found[first : first + width])}
-            for one in runs if one.run.launch == 1
-            for found in [[loss for epoch in one.epochs for loss in epoch.losses]]
+        ], rows, 2, [*_notes(runs), _REACHED], Drawn("Epochs to the loss", "factor", ("epochs",)))  # fmt: skip
+        axes = [Column("value", "Value"), Column("iteration", "Iteration"), Column("loss", "Loss")]
+        losses = Rows("losses", "", axes, [
+            {key: row[key] for key in ("run", "factor", "value")} | {"iteration": first + 1, "loss": fmean(one)}
+            for row in rows for found in [_losses(of_cell[row["name"], row["world_size"]])]
             for width in [len(found) // _MOST_POINTS + 1]
-            for first in range(0, len(found), width)
+            for first in range(0, len(found), width) for one in [found[first : first + width]]
+        ], 2)  # fmt: skip
+        curves = [
+            replace(losses, name=f"losses-by-{factor.replace(' ', '-')}", rows=[*same], drawn=Drawn(
+                f"Loss by iteration and {factor}", "iteration", ("loss",), "value", axes={"x_is_log": False}
+            ))
+            for factor, same in groupby(losses.rows, itemgetter("factor"))
         ]  # fmt: skip
-        drawn = Rows(
-            "losses", "", [Column("run", "Run"), Column("iteration", "Iteration"), Column("loss", "Loss")], losses, 2,
-            drawn=Drawn("Loss by iteration", "iteration", ("loss",), "run", axes={"x_is_log": False}),
-        )  # fmt: skip
+        every = Rows("runs", "", [Column("run", "Run")], [one.row for one in runs])
         return Results(
             f"Convergence to a loss of {of.loss_threshold:g} on {of.samples.name}",
-            [*[first_few(findings)] * bool(findings), *missing], [table, drawn], _problems(measured, runs), failures,
+            [*[first_few(findings)] * bool(findings), *missing], [table, losses, every], _problems(measured, runs),
+            failures, pictures=curves,
         )  # fmt: skip
+
+
+def _cell(launches: Sequence[Trained], confidence: float) -> Row:
+    """What launches of one size and model have in common, and means with intervals if all of them have a value."""
+    first = launches[0].run
+    model, row = first.workload.family.model, dict[str, Any]()
+    for key in ("iterations", "epochs", "seconds", "accuracy"):
+        values = [one.row[key] for one in launches if key in one.row]
+        row[key] = None
+        if len(values) == len(launches):
+            mean = mean_estimate(values, confidence)
+            row[key] = mean if mean.interval else mean.value
+    return row | {
+        "run": first.id, "name": first.name, "world_size": first.world_size, "batch": first.workload.batch_size,
+        "model": "linear layers" if model.startswith(CLASSIFIER) else model,
+        "trained_parameters": launches[0].row.get("trainable_parameters"),
+        "reached": f"{sum('iterations' in one.row for one in launches)} of {len(launches)}",
+        "global_batch": first.global_batch, "learning_rate": first.learning_rate,
+    }  # fmt: skip
+
+
+def _losses(launches: Sequence[Trained]) -> list[float]:
+    """The mean loss of the launches that trained, in each iteration that all of them made."""
+    found = ([loss for epoch in one.epochs for loss in epoch.losses] for one in launches if one.epochs)
+    return [*map(fmean, zip(*found, strict=False))]
+
+
+def _without_meaning(one: Trained) -> str:
+    """What is wrong with pretrained features whose classifier guesses; empty if nothing is.
+
+    Three standard deviations of a guesser's accuracy are its reach.
+    """
+    chance, samples, found = 1 / one.run.samples.classes, one.run.samples.validation_samples, one.row.get("accuracy")
+    reach, weights = chance + 3 * math.sqrt(chance * (1 - chance) / samples), one.run.workload.family.feature_weights
+    if weights is None or found is None or found > reach:
+        return ""
+    return f"{one.run.id}: an accuracy of {percent(found, 1)} is not above chance, {percent(chance, 1)}: {weights}"

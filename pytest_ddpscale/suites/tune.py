@@ -14,6 +14,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
@@ -25,7 +26,7 @@ from pytest_ddpscale.plan.arm import USUAL, Arm, CommunicationHook, CompileMode,
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.table import GrowingColumns
@@ -39,9 +40,10 @@ from pytest_ddpscale.suites.engine import (
     geometric_mean_estimate,
 )
 from pytest_ddpscale.suites.nccl_variables import NCCL_VARIABLES
-from pytest_ddpscale.suites.options import MOST_BATCH, PRECISIONS, above_zero, add_workloads, workloads_of
-from pytest_ddpscale.suites.results import Column, Results, Row, Rows, cell, ends
+from pytest_ddpscale.suites.options import MOST_BATCH, PRECISIONS, above_zero, add_workloads, folder_data, workloads_of
+from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell_with_ends
 from pytest_ddpscale.util.command_parser import adder
+from pytest_ddpscale.util.document import Listing, Section
 from pytest_ddpscale.util.nearest import did_you_mean
 
 if TYPE_CHECKING:
@@ -63,15 +65,43 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "precision": one_of(*PRECISIONS), "memory_format": one_of(*get_args(MemoryFormat)),
     "compile": one_of(*get_args(CompileMode)), "hook": one_of(*get_args(CommunicationHook)),
     "accumulation_steps": whole(10**4), BATCH: whole(MOST_BATCH), "uneven_share": above_zero,
+    "workers": whole(MOST_LOADER_WORKERS, 0), "prefetch": whole(MOST_PREFETCH), "pin_memory": on_or_off,
 }  # fmt: skip
 # Tried without --try: several values for each name.
 USUAL_SETTINGS: dict[DeviceType, str] = {
     "cuda": "bucket_cap_mb=5,50,100 gradient_as_bucket_view=true static_graph=true broadcast_buffers=false "
     "high_priority_stream=true precision=fp32,fp16,bf16 memory_format=channels_last,contiguous fused_optimizer=true "
     "compile=default,reduce-overhead accumulation_steps=2,4 batch_size=half,double hook=fp16,bf16,powersgd "
-    "uneven_share=0.1 NCCL_ALGO=Ring,Tree NCCL_BUFFSIZE=8388608 NCCL_MIN_NCHANNELS=16 TORCH_DIST_USE_NCCL2=0,1",
+    "NCCL_ALGO=Ring,Tree NCCL_BUFFSIZE=8388608 NCCL_MIN_NCHANNELS=16 TORCH_DIST_USE_NCCL2=0,1",
     "cpu": "bucket_cap_mb=5 gradient_as_bucket_view=true static_graph=true broadcast_buffers=false precision=bf16 "
     "memory_format=channels_last fused_optimizer=true accumulation_steps=4 batch_size=double",
+}
+# Further ones without a folder and with one.
+USUAL_OF_DATA = (" uneven_share=0.1", " workers=1,2,8 prefetch=4 pin_memory=false")
+_TORCH = {"fp16": "float16", "bf16": "bfloat16"}
+# What to write for a setting, by its name or all of it; else it is an option of DistributedDataParallel.
+_PASTE = {
+    "high_priority_stream": "options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)\n"
+    'dist.init_process_group("nccl", pg_options=options)',
+    "precision": "with torch.autocast(device.type, torch.{torch}):  # forward pass and loss",
+    "precision=fp16": "scaler = torch.amp.GradScaler()\nwith torch.autocast(device.type, torch.float16): …\n"
+    "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
+    "precision=fp32": "# no torch.autocast",
+    "memory_format": "model.to(memory_format=torch.{torch})  # and images",
+    "compile": 'torch.compile(DistributedDataParallel(model), mode="{value}")',
+    "compile=no": "# no torch.compile",
+    "fused_optimizer": "torch.optim.SGD(model.parameters(), …, fused=True)",
+    "hook": "ddp.register_comm_hook(None, default_hooks.{value}_compress_hook)",
+    "hook=powersgd": "ddp.register_comm_hook(PowerSGDState(None), powerSGD_hook)",
+    "accumulation_steps": "for step, batch in enumerate(loader, 1):\n"
+    "    with ddp.no_sync() if step % {value} else nullcontext():\n"
+    "        (loss_of(ddp, batch) / {value}).backward()\n"
+    "    if step % {value} == 0:\n        optimizer.step(); optimizer.zero_grad()",
+    BATCH: "DataLoader(…, batch_size={value})",
+    "workers": "DataLoader(…, num_workers={value})",
+    "prefetch": "DataLoader(…, prefetch_factor={value})",
+    "pin_memory": "DataLoader(…, pin_memory={value})",
+    "uneven_share": "# DistributedSampler(dataset, drop_last=True) gives all ranks as much",
 }
 _RATIO = "{:.3f}×"
 _HOW = (
@@ -84,9 +114,9 @@ _NOTES = {
     "uneven_share": "not a setting: shows the cost of uneven batches",
 }  # fmt: skip
 _COLUMNS = [
-    Column("setting", "Setting"), Column("first_launch", "First launch", _RATIO),
-    Column("further_launches", "Further launches", _RATIO), Column("says", "Says"), Column("note", "Note"),
+    Column("setting", "Setting"), Column("ratio", "Throughput", _RATIO), Column("says", "Says"), Column("note", "Note"),
 ]  # fmt: skip
+_DRAWN = Drawn("Throughput with a setting over that without it", "setting", ("ratio",), base=1)
 
 
 class Tune(Suite):
@@ -99,9 +129,13 @@ class Tune(Suite):
         """Add options for the workload and the settings to try."""
         add_workloads(parser, 1, "the first")
         adder(parser)("--batch", "N", whole(MOST_BATCH), "samples per GPU; default: the workload's")
+        adder(parser)(
+            "--folder", "PATH", Path, "train on its images, with settings of their loader; default: synthetic"
+        )
         parser.add_argument("--try", dest="tried", metavar='"NAME=V1,V2 …"',
             help=f"settings; a name in capitals is an environment variable. Default on GPUs: {USUAL_SETTINGS['cuda']}. "
-                 f"CPU: {USUAL_SETTINGS['cpu']}")  # fmt: skip
+                 f"CPU: {USUAL_SETTINGS['cpu']}. Also{USUAL_OF_DATA[0]}; with a folder instead{USUAL_OF_DATA[1]}"
+        )  # fmt: skip
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan the first launch: a study of two arms for each setting."""
@@ -126,7 +160,7 @@ class Tune(Suite):
         """A row for each setting, the largest confirmed gain first."""
         rows = tried_settings(measured)
         gains = [
-            f"{row['setting']} ({cell(row['further_launches'], _RATIO)}, {ends(row['further_launches'], _RATIO)})"
+            f"{row['setting']} {cell_with_ends(row['ratio'], _RATIO)}"
             for row in rows if row["is_recommended"]
         ]  # fmt: skip
         said = f"{len(gains)} of {len(rows)} settings are faster: {', '.join(gains)}"
@@ -134,10 +168,12 @@ class Tune(Suite):
             f"{setting or 'usual settings'}: {why}"
             for setting, studies in _by_setting(measured.plan).items() if (why := _why_missing(measured, studies))
         ]  # fmt: skip
-        table = Rows("tune", "Settings", _COLUMNS, rows, notes=[_HOW])
+        table = Rows("tune", "Settings", _COLUMNS, rows, notes=[_HOW], drawn=_DRAWN)
+        code = Listing("\n\n".join(f"# {row['setting']}\n{row['paste']}" for row in rows))
         return Results(
-            "Tuning", [said if gains else f"none of {len(rows)} settings is shown to be faster"], [table], problems
-        )
+            "Tuning", [said if gains else f"none of {len(rows)} settings is shown to be faster"], [table], problems,
+            more=[Section("To paste", [code])],
+        )  # fmt: skip
 
 
 def settings_of(text: str, workload: Workload) -> list[Setting]:
@@ -151,6 +187,7 @@ def settings_of(text: str, workload: Workload) -> list[Setting]:
         "precision": workload.precision, "memory_format": workload.family.memory_format, BATCH: batch,
         "compile": "default" if workload.compile else "no",
     }  # fmt: skip
+    own |= {} if workload.data == "synthetic" else vars(workload.data)
     relative = {"half": max(1, batch // 2), "double": 2 * batch}
     for word in text.split():
         name, _, values = word.partition("=")
@@ -183,8 +220,12 @@ def _studies(arguments: argparse.Namespace, nodes: SuiteNodes, rounds: int) -> l
     if arguments.model and not batch:
         raise OptionError("--batch", "--model needs it", "samples per GPU")
     [workload, *_] = workloads_of(arguments, nodes.subject.thresholds.thresholds.skus[sku], device_type)
-    # `suite input-pipeline` measures the cost of loading.
     workload = replace(workload, batch_size=batch or workload.batch_size, data="synthetic")
+    if arguments.folder:
+        if not workload.family.reads_folders:
+            raise OptionError("--folder", f"found {arguments.folder} for {workload.name}", "a workload of images")
+        data, classes = folder_data(arguments, nodes)
+        workload = replace(workload, data=data, family=workload.family.changed(num_classes=max(classes, 1000)))
 
     def study(variant: Variant, environment: Environment) -> Study:
         of_pass = variant.batch_size or workload.batch_size
@@ -193,7 +234,8 @@ def _studies(arguments: argparse.Namespace, nodes: SuiteNodes, rounds: int) -> l
         found = nodes.study(workload, arms, rounds, environment=environment)
         return replace(found, workload=replace(workload, name=f"{workload.name}+{setting_of(found) or 'usual'}"))
 
-    asked = USUAL_SETTINGS[device_type] if arguments.tried is None else arguments.tried
+    usual = USUAL_SETTINGS[device_type] + USUAL_OF_DATA[bool(arguments.folder)]
+    asked = usual if arguments.tried is None else arguments.tried
     studies = read_value("--try", asked, lambda text: [study(*one) for one in settings_of(text, workload)])
     if not studies:
         raise OptionError("--try", f"found {asked!r}", "a setting that the workload does not have already")
@@ -240,8 +282,8 @@ def tried_settings(measured: MeasuredSuite) -> list[Row]:
             further = geometric_mean_estimate(there, 1 - (1 - measured.confidence) / again)
         says = "not measured" if why else _says(further or screened, further is not None)
         found.append({
-            "setting": setting, "first_launch": screened, "further_launches": further, "says": says,
-            "note": _note(first, measured.plan.device_type), "why_missing": why,
+            "setting": setting, "ratio": further or screened, "first_launch": screened, "further_launches": further,
+            "says": says, "note": _note(first, measured.plan.device_type), "why_missing": why, "paste": _paste(first),
             "is_recommended": says == FASTER and not first.arms[-1].variant.uneven_share,
         })  # fmt: skip
     return sorted(found, key=lambda row: (row["says"] != FASTER, -(row["further_launches"] or [0.0])[0]))
@@ -272,8 +314,20 @@ def _note(study: Study, device_type: DeviceType) -> str:
         return f"changes the global batch: learning rate × {factor:.3g} (SGD) or × {math.sqrt(factor):.3g} (Adam)"
     if study.environment:
         is_unread = device_type == "cpu" and setting.startswith("NCCL_")
-        return "without effect: gloo reads no NCCL variable" if is_unread else f"export {shlex.quote(setting)}"
+        return "without effect: gloo reads no NCCL variable" if is_unread else ""
     return _NOTES.get(setting.partition("=")[0], "")
+
+
+def _paste(study: Study) -> str:
+    """What to write for a setting in a script, or before it."""
+    setting = setting_of(study)
+    name, _, value = setting.partition("=")
+    if study.environment:
+        return f"export {shlex.quote(setting)}"
+    told = _PASTE.get(setting) or _PASTE.get(name, "DistributedDataParallel(model, {name}={value})")
+    return told.format(
+        name=name, value=value, torch=_TORCH.get(value, value.replace("contiguous", "contiguous_format"))
+    )
 
 
 class TuneJudge:

@@ -140,7 +140,7 @@ def test_a_suite_of_ones_own_is_measured_told_again_and_resumed_by_the_same_comm
     with forking_here():
         assert main([*SMALL, "--ddp-run-dir=run", "--ddp-note=a=1", "--ddp-note=b=2"]) == 0
         told, run, resumed = capsys.readouterr().out, RunDirectory.open(Path("run")), [*SMALL, "--ddp-resume=run"]
-        assert told.startswith("Halves of shufflenet_v2_x0_5: ")
+        assert told.startswith("Halves of shufflenet_v2_x0_5, on a CPU: ")
         assert "Efficiency" in told
         assert run.read_run().noted == {"a": "1", "b": "2"}
         assert {"halves.csv", "report.md", "report.html", "plots"} <= {one.name for one in run.path.iterdir()}
