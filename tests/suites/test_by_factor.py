@@ -75,7 +75,8 @@ def replace_losses(line: AnyRecord, loss: float) -> AnyRecord:
 
 
 @pytest.mark.parametrize(
-    ("classes", "weights", "is_told"), [(10, "/w.pth", False), (2, "/w.pth", True), (2, None, False)]
+    ("classes", "weights", "is_told"),
+    [(10, "/w.pth", False), (3, "/w.pth", True), (2, "/w.pth", True), (2, None, False)],
 )
 def test_pretrained_features_whose_classifier_guesses_are_not_as_required(
     classes: int, weights: str | None, is_told: bool
@@ -86,7 +87,7 @@ def test_pretrained_features_whose_classifier_guesses_are_not_as_required(
     )
     run = replace(run, workload=replace(run.workload, family=family), samples=replace(run.samples, classes=classes))
     told = [one for one in Convergence().results(suite_of([run], records_of(run))).failures if "chance" in one]
-    assert told == [f"{run.id}: an accuracy of 50.0 % is not above chance, 50.0 %: /w.pth"] * is_told
+    assert told == [f"{run.id}: an accuracy of 50.0 % is not above chance, {100 / classes:.1f} %: /w.pth"] * is_told
 
 
 def test_rows_are_of_the_first_factor_in_which_they_differ_from_the_centre() -> None:
