@@ -26,7 +26,6 @@ from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
 
 GANG_FAILED = 3
-_MOST = 1e15  # above it, results would not fit into tables or JSON
 INTERRUPTED = 130  # the shells' code for Ctrl-C
 _NOT_ALL_WELL = "something failed or could not be measured"
 # By the words of a command, after `ddpscale`.
@@ -44,7 +43,6 @@ EXAMPLES = {
     "history": "history node07 --history site.sqlite",
     "calibrate": "calibrate ddpscale-runs/monday ddpscale-runs/tuesday --write site.yaml",
     "compare": "compare ddpscale-runs/before ddpscale-runs/after --fail-below 5%",
-    "scaling": "scaling ddpscale-runs/latest --deadline 7200 --gpu-hour-price 2",
     "simulate": "simulate --gpu-sku b200 --gpus 128 --fault slow-gpu:100:1.06 --out rehearsal",
     "find-max-batch": "find-max-batch --gpu-sku b200 --workload resnet152-fp16",
     "make-dataset": "make-dataset /scratch/images --like tiny-224",
@@ -134,7 +132,6 @@ def parser_of_commands() -> argparse.ArgumentParser:
     _add_history(commands)
     add_calibrate(commands)
     add_compare(commands)
-    _add_scaling(commands)
     add_simulate(commands)
     _later(commands, "find-max-batch", _add_find_max_batch,
         "find the largest per-GPU batch that trains within the memory, on this node's GPUs")  # fmt: skip
@@ -212,13 +209,18 @@ def _sku_names(**_: object) -> list[str]:
 
 
 def _import_paik(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.report.where_time_goes import breakdown
+    from pytest_ddpscale.run.evidence import read_evidence
     from pytest_ddpscale.suites.paik_import import import_paik
     from pytest_ddpscale.thresholds.loading import load_thresholds
+    from pytest_ddpscale.util.document import text_lines
 
-    thresholds = load_thresholds(arguments.thresholds or usual_thresholds())
-    run = import_paik(arguments.directory, arguments.out, arguments.gpu_sku, thresholds.thresholds)
-    studies = len(run.read_plan().studies)
-    print(f"Imported {studies} studies into {run.path}.\nNext: pytest --ddp-judge={run.path}")
+    thresholds = load_thresholds(arguments.thresholds or usual_thresholds()).thresholds
+    evidence = read_evidence(run := import_paik(arguments.directory, arguments.out, arguments.gpu_sku, thresholds))
+    studies, sku = evidence.plan.studies, thresholds.skus[evidence.plan.sku]
+    shown = breakdown(evidence, {study.id: sku.peak_tflops(study.workload) for study in studies})
+    print(*text_lines(shown), f"Imported {len(studies)} studies into {run.path}.", sep="\n")
+    print(f"Next: pytest --ddp-judge={run.path}")
 
 
 def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
@@ -336,33 +338,6 @@ def _add_history(commands: Commands) -> None:
         help="add judged runs, each once; print only what was added")  # fmt: skip
     command.add_argument("--forget", metavar="NODE",
         help="remove what a node reached, as after an update: its next runs become a new baseline")  # fmt: skip
-
-
-def _add_scaling(commands: Commands) -> None:
-    command = _command(commands, "scaling", _scaling, "speed-up, time, cost and the sweet spot of measured GPU counts")
-    add = command.add_argument
-    add("directory", type=Path, metavar="RUN_DIR")
-    add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
-    add("--images", type=_above_zero, metavar="N", help="to train; default: one epoch of ImageNet, 1.28e6")
-    add("--fixed-s", type=_above_zero, default=0.0, metavar="S",
-        help="seconds that more GPUs do not shorten; default: 0")  # fmt: skip
-    add("--deadline", type=_above_zero, metavar="S", help="seconds within which the images have to be trained")
-    add("--gpu-hour-price", type=_above_zero, metavar="PRICE", help="price of one GPU for an hour")
-    add("--kwh-price", type=_above_zero, metavar="PRICE",
-        help="price of a kWh, for the GPUs' energy if it was measured")  # fmt: skip
-
-
-def _above_zero(text: str) -> float:
-    number = float(text)
-    if not 0 < number <= _MOST:
-        raise argparse.ArgumentTypeError(f"found {number:g}; expected a number above 0, at most {_MOST:g}")
-    return number
-
-
-def _scaling(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.report.scaling import print_scaling
-
-    print_scaling(arguments)
 
 
 def _history(arguments: argparse.Namespace) -> None:

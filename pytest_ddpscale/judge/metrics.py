@@ -163,6 +163,12 @@ def _pace(arms: Arms) -> FloatArray:
     return arms.measured.samples_per_s_per_gpu
 
 
+def _step_time_p95(arms: Arms) -> FloatArray:
+    """Over the raw steps of all ranks, in ms; without any, as in imported results, the largest of the ranks' own."""
+    of_steps, own_s = _percentile_ms(arms, 95), arms.measured.reading("step_p95_s")
+    return np.where(np.isnan(of_steps), _MS_PER_S * arms.measured.most(own_s), of_steps)
+
+
 def _step_time_cv(arms: Arms) -> FloatArray:
     """Standard deviation of the step time over its mean, on the rank where it is largest, (rounds, …).
 
@@ -195,7 +201,7 @@ VALUE_OF: Mapping[str, Callable[[Arms], FloatArray]] = {
     "computation_time": lambda arms: _MS_PER_S * arms.measured.step_s,
     "communication_time": lambda arms: _MS_PER_S * (arms.measured.step_s - arms.baseline.step_s),
     "ddp_overhead": lambda arms: arms.measured.step_s / arms.baseline.step_s - 1,
-    "step_time_p95": lambda arms: _percentile_ms(arms, 95),
+    "step_time_p95": _step_time_p95,
     "inference_latency_p50": lambda arms: _percentile_ms(arms, 50),
     "inference_latency_p95": lambda arms: _percentile_ms(arms, 95),
     "inference_latency_p99": lambda arms: _percentile_ms(arms, 99),
@@ -221,10 +227,11 @@ def errors_of(metric: Metric, arms: Arms) -> FloatArray:
     imported = arms.measured.single_sample
     is_unknown = metric is IMAGES_PER_JOULE or (metric.scale == "differences" and len(arms.arms) > 1)
     squares = np.where(imported & (not is_unknown), 0.0, np.nan)
+    own_error = 2.11 if metric.name == "step_time_p95" else 1.0  # of a normal distribution's, beside that of its mean
     for one in arms.arms if imported.any() and metric.scale == "factors" else ():
         slowest = one.mean_step_s == one.step_s[..., np.newaxis]
         own = one.reading("step_stdev_s") / one.mean_step_s / np.sqrt(np.maximum(one.count, 1))
-        squares += one.most(np.where(slowest, own, 0.0)) ** 2
+        squares += (own_error * one.most(np.where(slowest, own, 0.0))) ** 2
     return np.asarray(np.sqrt(np.fmax.reduce(squares, axis=0, initial=np.nan)))
 
 

@@ -64,6 +64,9 @@ class TrainingRun:
         launch: the launch of the plan in which it runs, from 1.
         most_s: bound on its complete time, in seconds; None without one.
         least_accuracy: bound on the accuracy of its last validation; None without one.
+        deadline_s: complete time within which somebody wants to be done, in seconds; None without one.
+        gpu_hour_price: price of a GPU (CPU: rank) for an hour; None if nobody asked for a price.
+        kwh_price: price of a kWh of the GPUs' energy; likewise.
         id: ``train/micro-224@8``, in a later launch ``train/micro-224@8/launch-2``.
     """
 
@@ -83,6 +86,9 @@ class TrainingRun:
     launch: int = 1
     most_s: float | None = None
     least_accuracy: float | None = None
+    deadline_s: float | None = None
+    gpu_hour_price: float | None = None
+    kwh_price: float | None = None
     id: str = field(init=False, default="")
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ INK, PAPER, FAINT, BAD = "#1b1f24", "#ffffff", "#6e7781", "#b3261e"
 SERIES = ("#0072b2", "#c4500a", "#00805e", "#a8418a", "#7a6100", "#5b55c9")
 SHADES, ON_SHADES = ("#fff3e4", "#d0732f", "#571b00"), (INK, INK, PAPER)  # from typical to slow, and numbers on them
 _DASHES: Sequence[Any] = ("-", (0, (4, 2)), (0, (1, 1)), (0, (6, 2, 1, 2)))
-_MARKERS, _HATCHES, _NOTHING = "os^Dvp", ("", "//", "\\\\", "xx", "--"), "//"
+_MARKERS, _HATCHES, _NOTHING = "os^Dvp", ("", "//", "\\\\", "xx", "--", ".."), "//"
 _WIDE, _NARROW = 9.6, 5.2
 _LINE = 0.18  # height of a line of text
 _MOST_TICKS, _MOST_COLUMNS = 8, 4
@@ -109,47 +109,57 @@ class LineAxes:
     ideal: Callable[[float], float] | None = None
 
 
-def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]]) -> Picture | None:
+def curves(
+    about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]], own: Mapping[str, LineAxes] | None = None
+) -> Picture | None:  # fmt: skip
     """A panel of curves for each name, with the same horizontal axis.
 
-    None if there are no two places on it, which a sentence or a table says better.
+    None if there are no two places on it, which a sentence or a table says better. Without a name, or with vertical
+    axes of its `own`, a panel has several curves, each in the colour of its place.
     """
+    own = own or {}
     every = [(name, curve) for name, drawn in of_panels.items() for curve in drawn if curve.points]
     xs = sorted({one.x for _, curve in every for one in (*curve.points, *curve.bounds)})
     if len(xs) < 2:
         return None
-    columns = min(len(of_panels), _MOST_COLUMNS)
+    columns = min(len(of_panels), 2 if own else _MOST_COLUMNS)
     ticks = xs[:: -len(xs) // _MOST_TICKS]  # the largest has one
     rows, width = -(-len(of_panels) // columns), _NARROW if columns == 1 else _WIDE
 
     def paint(canvas: Any) -> None:
-        grid = [*canvas.subplots(rows, columns, sharey=axes.scale != "from zero", squeeze=False).flat]
+        grid = [*canvas.subplots(rows, columns, sharey=not own and axes.scale != "from zero", squeeze=False).flat]
         for at, (plot, (name, drawn)) in enumerate(zip(grid, of_panels.items(), strict=False)):
+            here = own.get(name, axes)
+            plot.set_ylabel(here.y if own else "")
             plot.set_title(drawable(name, 24), fontweight="bold")
-            if axes.scale == "log":
+            if here.scale == "log":
                 plot.set_yscale("log", base=2)
             else:
                 plot.locator_params(axis="y", nbins=4)
-            plot.yaxis.set_major_formatter(axes.tick)
+            plot.yaxis.set_major_formatter(here.tick)
             plot.margins(y=0.15)
             plot.grid(axis="y")
-            if axes.x_is_log:
+            if here.x_is_log:
                 plot.set_xscale("log", base=2)
-                plot.set_xticks(ticks, [*map(axes.x_name, ticks)])
+                plot.set_xticks(ticks, [*map(here.x_name, ticks)])
                 plot.minorticks_off()
                 plot.set_xlim(xs[0] / 1.6, xs[-1] * 1.6)
-            for order, curve in enumerate(one for one in drawn if one.points):
-                _draw_curve(plot, axes, curve, order, _VALUE if name else curve.name)
-            if axes.ideal:
-                plot.plot(xs, [*map(axes.ideal, xs)], color=INK, linestyle="--", linewidth=0.9, label="ideal", zorder=1)
-            if axes.scale == "from zero":
+            for order, curve in enumerate(drawn):
+                if curve.points:
+                    _draw_curve(plot, here, curve, order, _VALUE if name and not own else curve.name)
+            if here.ideal:
+                plot.plot(xs, [*map(here.ideal, xs)], color=INK, linestyle="--", linewidth=0.9, label="ideal", zorder=1)
+            if here.scale == "from zero":
                 plot.set_ylim(0, 1.15 * plot.dataLim.y1 or 1.0)
             plot.tick_params(labelbottom=at + columns >= len(of_panels))
         for plot in grid[len(of_panels) :]:
             plot.remove()
-        canvas.supylabel(axes.y, x=0.005)
+        canvas.supylabel("" if own else axes.y, x=0.005)
 
-    said = [line for name, curve in every for line in _lines(name or curve.name, curve, axes)]
+    said = [
+        line for name, curve in every
+        for line in _lines(f"{name}: {curve.name}" if own else name or curve.name, curve, own.get(name, axes))
+    ]  # fmt: skip
     titles = ("", axes.x, axes.y, _INTERVAL, "bound", "note")
     size = width, rows * (2.3 if columns < 3 else 1.7)
     return _drawn(about, size, (0.7, 0.3, 0.2), axes.x, paint, table(titles, said, of_numbers=True))

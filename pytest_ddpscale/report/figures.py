@@ -18,12 +18,14 @@ from pytest_ddpscale.judge.metrics import merged, slowness_of
 from pytest_ddpscale.judge.sustained import stretches
 from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
+from pytest_ddpscale.plan.study import Plan, Scaling
 from pytest_ddpscale.report.charts import About, BarRow, Cells, Curve, LineAxes, Point, bars, curves, matrix
 from pytest_ddpscale.report.digits import bare_number, number_text
 from pytest_ddpscale.report.scaling import (
     EFFICIENCY,
     PLOTS,
     SPEEDUP,
+    THROUGHPUT,
     Quantity,
     scaling_curve,
 )
@@ -61,7 +63,11 @@ _TIME = (
     "The rest includes all parts that were not measured separately."
 )
 
-
+# Panels of the overview: kind of scaling, quantity, and whether it is divided by the number of GPUs.
+_OVERVIEW: dict[str, tuple[Scaling, Quantity, bool]] = {
+    "weak: throughput": ("weak", THROUGHPUT, False), "weak: efficiency": ("weak", EFFICIENCY, False),
+    "strong: speed-up": ("strong", SPEEDUP, False), "strong: efficiency": ("strong", SPEEDUP, True),
+}  # fmt: skip
 _STRETCH = "Pace of each two seconds over that of the later rounds, on the slowest node; heat makes it fall."
 
 
@@ -78,13 +84,17 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
             about("pair-matrix", "Bandwidth between nodes", _PAIRS), pair_bandwidths(evidence), judgement.verdicts
         ),
     ]  # fmt: skip
-    for scaling, quantity in PLOTS:
-        title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
-        drawn = [
+    drawn = {
+        (scaling, quantity): [
             scaling_curve(study, quantity, evidence, judgement.verdicts)
             for study in plan.studies if study.scaling == scaling
-        ]  # fmt: skip
-        panels = {one.name: [one] for one in drawn if one.points}
+        ]
+        for scaling, quantity in PLOTS
+    }  # fmt: skip
+    found.append(overview(about("scaling-overview", f"Scaling overview: {plan.sku}", _SCALING), drawn, plan))
+    for (scaling, quantity), some in drawn.items():
+        title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
+        panels = {one.name: [one] for one in some if one.points}
         axes = _axes(quantity, device, quantity.metric.unit.replace("samples", plan.unit))
         found.append(curves(about(f"{scaling}-{quantity.file}", title, _SCALING), axes, panels))
     found += [
@@ -169,6 +179,25 @@ def _slowest(rails: Mapping[Any, Sequence[float]], name: Callable[[Any], str]) -
         one, other = sorted(map(name, ends), key=key)
         found[one, other] = min(float(statistics.median(gbps)), found.get((one, other), math.inf))
     return found
+
+
+def overview(
+    about: About, drawn: Mapping[tuple[Scaling, Quantity], Sequence[Curve]], plan: Plan
+) -> Picture | None:  # fmt: skip
+    """All workloads together, in a panel for each of `_OVERVIEW`. What is relative to one GPU begins there."""
+    panels, own = dict[str, list[Curve]](), dict[str, LineAxes]()
+    for title, (scaling, quantity, is_per_gpu) in _OVERVIEW.items():
+        of = {study.workload.name: Curve("", ()) for study in plan.studies}  # each has its colour in all panels
+        for curve in (one for one in drawn[scaling, quantity] if one.points):
+            points = [*curve.points]
+            if is_per_gpu:
+                points = [replace(one, value=one.value / one.x, interval=None) for one in points]
+            if quantity is not THROUGHPUT and points[0].x > 1:
+                points.insert(0, Point(1, 1.0, is_apart=points[0].is_apart))
+            of[curve.name] = Curve(curve.name, points)
+            panels[title] = [*of.values()]
+            own[title] = _axes(EFFICIENCY if is_per_gpu else quantity, plan.device, f"{plan.unit}/s")
+    return curves(about, LineAxes(f"world size ({plan.device}s)", "", x_is_log=True), panels, own)
 
 
 def _axes(quantity: Quantity, device: str, unit: str) -> LineAxes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import compress
+from typing import Any
 
 import numpy as np
 from msgspec.structs import astuple
@@ -23,43 +25,56 @@ _PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", 
 _MOST_ARMS = 3  # named with a reason; measurements.jsonl has all
 
 
-def breakdown(evidence: Evidence) -> Table:
-    """One row for each measured arm, in the plan's order.
+def breakdown(evidence: Evidence, peaks_tflops: Mapping[str, float | None] | None = None) -> Table:
+    """One row for each measured arm, in the plan's order; a column that no arm has is left out.
 
-    Percentiles are over the raw steps of all ranks. Throughput is the median over the rounds, at the slowest rank's
-    pace. The wait for data is that of the rank that waited most. Memory is the maximum over the rounds. If several
-    groups of ranks trained an arm at the same time, all of them count.
+    Percentiles are over the raw steps of all ranks; of an imported arm the 95th is the largest of the ranks'. Other
+    values are medians over the rounds: throughput at the slowest rank's pace, utilization of the least busy rank, power
+    as the mean of the ranks, samples per joule of the least efficient one. The wait for data is that of the rank that
+    waited most. Memory is the maximum over the rounds. If several groups of ranks trained an arm at the same time, all
+    of them count. MFU takes the `peaks_tflops` of studies, by id.
     """
     plan, rows = evidence.plan, []
     titles = (
-        "Study", "Arm", "Rounds", f"{plan.unit}/s per rank", "TFLOPS per rank", *(f"p{p} ms" for p in PERCENTS),
-        "Waited for data, ms a step", "Peak GiB", "Skipped steps",
+        "Study", "Arm", "Rounds", f"{plan.unit}/s per rank", "TFLOPS per rank", "MFU", *(f"p{p} ms" for p in PERCENTS),
+        "Waited for data, ms a step", "Peak GiB", "Busy", "W", f"{plan.unit}/J", "Skipped steps",
     )  # fmt: skip
     for study in plan.studies:
+        flops, peak = evidence.flops_per_sample.get(study.id), (peaks_tflops or {}).get(study.id)
         for arm in study.arms:
             rounds = merged(evidence.columns, study.id, arm, plan.layout)
             if len(rounds):
-                rows.append((study.id, arm.name, *_cells(rounds, evidence.flops_per_sample.get(study.id))))
+                rows.append((study.id, arm.name, *_cells(rounds, flops, peak)))
+    there = [any(cell != ABSENT for cell in cells) for cells in zip(*rows, strict=True)]
+    shown = [[*compress(cells, there)] for cells in (titles, *rows)]
     caption = "Step times over the raw steps of all ranks; throughput at the pace of the slowest rank"
-    return table(titles, rows, of_numbers=True, caption=caption)
+    return table(shown[0], shown[1:], of_numbers=True, caption=caption)
 
 
-def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
-    speed = statistics.median(rounds.samples_per_s_per_gpu.tolist())
-    percentiles = step_time_percentiles_ms(rounds)
-    waited_s = waited_s_per_step(rounds)
-    peaks = VALUE_OF["peak_memory_gib"](Arms([rounds], 1))
-    peaks = peaks[~np.isnan(peaks)]
+def _cells(rounds: ArmRounds, flops: float | None, peak_tflops: float | None) -> Iterator[str]:
+    def said(values: FloatArray, form: str, join: Callable[[FloatArray], Any] = np.median) -> str:
+        known = values[~np.isnan(values)]
+        return form.format(join(known)).replace("%", " %") if len(known) else ABSENT
+
+    def of(metric: str) -> FloatArray:
+        return VALUE_OF[metric](Arms([rounds], 1, flops_per_sample=flops))
+
+    percentiles, tflops = step_time_percentiles_ms(rounds), of("model_flops_utilization")
     skipped = int(np.nansum(rounds.reading("skipped_steps")))
-    return (
-        str(len(rounds)),
-        f"{speed:.1f}",
-        f"{speed * flops / 1e12:.3g}" if flops else ABSENT,
-        *(f"{percentiles[percent]:.1f}" if percentiles else ABSENT for percent in PERCENTS),
-        ABSENT if np.isnan(waited_s).any() else f"{1000 * waited_s.mean():.1f}",
-        f"{peaks.max():.2f}" if len(peaks) else ABSENT,
-        str(skipped) if skipped else ABSENT,
-    )
+    yield str(len(rounds))
+    yield said(rounds.samples_per_s_per_gpu, "{:.1f}")
+    yield said(tflops, "{:.3g}")
+    yield said(tflops / (peak_tflops or np.nan), "{:.1%}")
+    for percent in PERCENTS:
+        p95 = said(of("step_time_p95"), "{:.1f}") if percent == 95 else ABSENT
+        yield f"{percentiles[percent]:.1f}" if percentiles else p95
+    waited_s = waited_s_per_step(rounds)
+    yield ABSENT if np.isnan(waited_s).any() else f"{1000 * waited_s.mean():.1f}"
+    yield said(of("peak_memory_gib"), "{:.2f}", np.max)
+    yield said(of("device_utilization"), "{:.1%}")
+    yield said(rounds.reading("energy_j") / rounds.seconds, "{:.0f}", np.mean)
+    yield said(of("images_per_joule"), "{:.3g}")
+    yield str(skipped) if skipped else ABSENT
 
 
 def step_time_percentiles_ms(measured: ArmRounds) -> dict[int, float]:

@@ -42,6 +42,7 @@ READINGS: Mapping[str, Reading] = {
     "peak_memory_bytes": Reading("bytes", 2**20, 2**47),
     "skipped_steps": Reading("steps", 0, 2**53, "i"),  # by fp16's loss scaler
     "step_stdev_s": Reading("s", 0, 1e7),  # of the sample, in imported results, which keep no steps
+    "step_p95_s": Reading("s", 0, 1e7),  # its 95th percentile, likewise
     "single_sample": Reading("(true or false)", 0, 1, "b"),  # the one long sample of an imported result
     "is_correct": Reading("(true or false)", 0, 1, "b"),  # the result of a probe
     # Forward passes of the module that DDP wraps, summed over the block: the rank's own pace, which waits for nobody.

@@ -453,6 +453,7 @@ class RankTrained(Record, kw_only=True):
         rank: all of the gang have one.
         allocated_bytes: peak memory allocated by torch's allocator; None on a CPU.
         reserved_bytes: peak memory that it reserved on the device; None on a CPU.
+        energy_j: of its GPU from the start of the rank to the end of the run, by the GPU's counter; None if unknown.
         parameters_checksum: of the bits of all parameters at the end; replicas have to agree.
         skipped_steps: optimizer steps that the loss scaler skipped.
     """
@@ -460,8 +461,25 @@ class RankTrained(Record, kw_only=True):
     rank: Count
     allocated_bytes: PeakBytes | None = None
     reserved_bytes: PeakBytes | None = None
+    energy_j: Joules | None = None
     parameters_checksum: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
     skipped_steps: Count = 0
+
+
+class Checkpoint(Record, kw_only=True):
+    """Weights and the optimizer's state, written to a disk by rank 0 and read back.
+
+    Attributes:
+        seconds: of all of it, also if it went wrong, while the other ranks waited.
+        read_s: of these, those of reading.
+        size_bytes: of the file.
+        problem: why it could not be written, or was read with other weights; empty if all is well.
+    """
+
+    seconds: Span
+    read_s: Span = 0.0
+    size_bytes: Count = 0
+    problem: str = ""
 
 
 class TrainedRun(Line, tag="trained_run"):
@@ -474,6 +492,7 @@ class TrainedRun(Line, tag="trained_run"):
         parameters: number of parameters of the model.
         trainable_parameters: number of those that are trained.
         ranks: all of the gang, in order.
+        checkpoint: after the last epoch; None of a run that trains to a loss.
     """
 
     study: str
@@ -482,6 +501,7 @@ class TrainedRun(Line, tag="trained_run"):
     parameters: Positive
     trainable_parameters: Positive
     ranks: Some[RankTrained]
+    checkpoint: Checkpoint | None = None
 
 
 class LaunchTime(Line, tag="launch_time"):

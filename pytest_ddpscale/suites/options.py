@@ -47,7 +47,7 @@ def above_zero(text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not (number > 0 and math.isfinite(number)):
+    if not 0 < number <= 1e15:
         raise ValueError("a number above 0")
     return number
 

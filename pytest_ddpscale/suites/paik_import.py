@@ -22,7 +22,7 @@ from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block, Value
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.records import GangRecord, Rank
+from pytest_ddpscale.run.records import GangRecord, Rank, WorkloadFlops
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, now_iso
 from pytest_ddpscale.run.strict_json import Positive, column, decode
@@ -35,6 +35,7 @@ _NOTES = (
     "single samples: intervals come from the step-time standard deviation",
     "ddp@1, one GPU under DistributedDataParallel, is the baseline: none was alone",
     "every step was followed by a synchronize; throughput is batch over mean step",
+    "utilization and power are nvidia-smi's, as it said them; energy is mean power times the steps' time",
     "host names and GPU UUIDs are unknown: the source records none",
 )
 _JOB = "model", "precision", "image_size", "memory_format", "compile"  # settings that a result file tells
@@ -53,10 +54,11 @@ class PaikSampling(Struct):
     """What was sampled; utilization.gpu is in per cent."""
 
     gpu_activity_pct: PaikSamples
+    power_w: PaikSamples | None = None
 
 
 class PaikRank(Struct):
-    """One rank: its steps, their mean and sample deviation in seconds, and its peak memory in GiB, called GB there."""
+    """One rank: its steps, their mean, sample deviation and 95th percentile in seconds; memory in GiB, called GB."""
 
     rank: int
     n_steps: Positive
@@ -64,6 +66,11 @@ class PaikRank(Struct):
     stdev_step_sec: _NotNegative
     peak_mem_gb: _Positive
     gpu_sampling: PaikSampling | None
+    p95_step_sec: _Positive | None = None
+
+    def sampled(self, name: str) -> float | None:
+        """Mean of what was sampled; None if it was not."""
+        return getattr(getattr(self.gpu_sampling, name, None), "mean", None)
 
 
 class PaikResult(Struct):
@@ -112,10 +119,12 @@ class PaikResult(Struct):
 
     def block(self, study: str, arm: str, gang: int) -> Block:
         """All steps of all ranks as one block; its readings are columns with a value for each rank."""
-        ranks = self.per_rank
-        percents = [one.gpu_sampling.gpu_activity_pct.mean if one.gpu_sampling else None for one in ranks]
+        ranks, seconds = self.per_rank, [one.mean_step_sec * one.n_steps for one in self.per_rank]
+        percents, watts = ([one.sampled(name) for one in ranks] for name in ("gpu_activity_pct", "power_w"))
         readings: dict[str, Value | tuple[Value, ...]] = {
             "step_stdev_s": column(one.stdev_step_sec if one.n_steps > 1 else None for one in ranks),
+            "step_p95_s": column(one.p95_step_sec for one in ranks),
+            "energy_j": column(power and power * taken_s for power, taken_s in zip(watts, seconds, strict=True)),
             "utilization": column(percent and percent / 100 for percent in percents),
             "peak_memory_bytes": column(round(one.peak_mem_gb * 2**30) for one in ranks),
             "single_sample": True,
@@ -124,7 +133,7 @@ class PaikResult(Struct):
             study=study, arm=arm, round=0, gang=gang, ranks=tuple(range(self.world_size)), began_unix_s=0.0,
             count=column(one.n_steps for one in ranks), work=float(self.batch_size_per_gpu),
             # Not the wall time: the tool's throughput is the batch over the mean step.
-            seconds=column(one.mean_step_sec * one.n_steps for one in ranks),
+            seconds=column(seconds),
             readings={name: value for name, value in readings.items() if value is not None},
         )  # fmt: skip
 
@@ -159,6 +168,7 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
     for file in sorted(files, key=lambda file: (file.scaling_mode, file.model, file.precision, file.world_size)):
         groups.setdefault((file.scaling_mode, file.workload), []).append(file)
     studies, records, notes = list[Study](), list[GangRecord | Block](), [*_NOTES]
+    flops = list[WorkloadFlops]()
     for (scaling, ours), group in groups.items():
         # A name that the thresholds use for another workload would be judged as that workload.
         keys = (*_JOB, "global_batch_size" if scaling == "strong" else "batch_size")
@@ -177,6 +187,8 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
         if len({*study.arms}) < len(study.arms):
             raise ResultFileError(str(source), f"two results of {study.id} at one world size", "one of each size")
         studies.append(study)
+        if (needed := ours.family.flops_per_sample) is not None:
+            flops.append(WorkloadFlops(study=study.id, flops_per_sample=needed))
         notes += [f"{study.id} is not judged: no workload of the thresholds is like it"] * (
             study.workload.name == other
         )
@@ -185,7 +197,7 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
             records += [file.gang(gang), file.block(study.id, arm.name, gang)]
     run = RunDirectory.create(out)
     run.write_json(run.plan_json, Plan(sku, "cuda", tuple(studies)))
-    run.append_records(records)
+    run.append_records([*records, *flops])
     versions = {
         name: ", ".join(sorted({getattr(file, f"{name}_version") or "unknown" for file in files}))
         for name in ("torch", "cuda")

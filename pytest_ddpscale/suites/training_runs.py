@@ -33,9 +33,9 @@ from pytest_ddpscale.plan.training_run import (
     loss_reached,
 )
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, Split
-from pytest_ddpscale.report.scaling import MeasuredSize, ScalingSeries, TrainingJob, scaling_facts, sweet_spots
+from pytest_ddpscale.report.scaling import scaling_rows, sweet_spots
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.records import LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.records import Checkpoint, LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
 from pytest_ddpscale.settings import share_between, whole
 from pytest_ddpscale.suites.engine import MeasuredSuite, Suite, SuiteNodes, mean_estimate
 from pytest_ddpscale.suites.factors import by_factor
@@ -65,16 +65,21 @@ MOST_HIDDEN, MOST_SAMPLES = 10**5, 10**7
 MOST_UNEXPLAINED = 0.02  # of the outer clock's time, in either direction
 _ANY = ImageFamily("resnet50", num_classes=10**6)  # a model for the classes of any folder
 CLASSES = 10  # of images made in memory, as of MNIST
-# Spans on rank 0's clock, in order; waiting includes training and validation.
-SPANS = ("start_up_s", "compile_s", "training_s", "validation_s", "waiting_s")
+# Parts of the complete time on rank 0's clock, in order, and titles; training and validation wait for data.
+SPANS = {
+    "start_up_s": "start", "compile_s": "compile", "waiting_s": "data", "training_s": "training",
+    "validation_s": "validation", "checkpoint_s": "checkpoint",
+}  # fmt: skip
 _SEEDS = 1000  # between launches, as an epoch's order is drawn from the seed and the epoch
 _MOST_POINTS = 300  # of a drawn curve, means of neighbours
 # Metrics of the largest size: a run's key, its field with the bound, and on which side of it values have to be.
 _BOUNDED = (
     ("time_to_train", "complete_s", "most_s", -1), ("validation_accuracy", "accuracy", "least_accuracy", 1)
 )  # fmt: skip
-_SIZES = "Efficiency: relative to the smallest size. Gain: per doubling of the size."
-_TIME = "Spans on rank 0's clock; the launching side's clock has the unexplained rest."
+_SIZES = (
+    "Seconds of the complete time and its parts. Throughput: without the first epoch. Efficiency: relative to the "
+    "smallest size. Gain: of throughput, per doubling. Saved: of the next smaller size's time."
+)
 _REACHED = "Reached: by the mean of ten losses. Seconds: training, with waiting for data."
 
 
@@ -116,19 +121,28 @@ def trained_runs(evidence: Evidence) -> list[Trained]:
 
 def _measured(run: TrainingRun, epochs: Sequence[TrainedEpoch], end: TrainedRun, outer_s: float) -> dict[str, Any]:
     """What a complete run adds to its row; `outer_s` is from its launch until the supervisor heard of the end."""
-    of_rank_0 = [epoch.ranks[0] for epoch in epochs]
-    spans_s = {name: sum(getattr(rank, name) for rank in of_rank_0) for name in SPANS[1:]}
+    of_rank_0, checkpoint = [epoch.ranks[0] for epoch in epochs], end.checkpoint or Checkpoint(seconds=0.0)
+    spans_s = {name: sum(getattr(rank, name, 0.0) for rank in of_rank_0) for name in SPANS}
     spans_s["waiting_s"] += sum(rank.validation_waiting_s for rank in of_rank_0)
-    complete_s = end.start_up_s + sum(spans_s.values())
-    memory_gb = [rank.reserved_bytes / 1e9 for rank in end.ranks if rank.reserved_bytes is not None]
+    spans_s |= {"start_up_s": end.start_up_s, "checkpoint_s": checkpoint.seconds}
+    complete_s, energies_j = sum(spans_s.values()), [rank.energy_j for rank in end.ranks]
+    kwh = None if None in energies_j else sum(filter(None, energies_j)) / 3.6e6
+    costs = (run.world_size * complete_s / 3600, run.gpu_hour_price), (kwh, run.kwh_price)
+    prices = [amount and amount * price for amount, price in costs if price is not None]
+    known = {
+        "memory_gb": max(rank.reserved_bytes or 0 for rank in end.ranks) / 1e9, "kwh": kwh,
+        "price": None if None in prices else sum(filter(None, prices)),
+    }  # fmt: skip
     row = {
-        "is_complete": True, "complete_s": complete_s, "start_up_s": end.start_up_s, **spans_s, "outer_s": outer_s,
+        "is_complete": True, "complete_s": complete_s, **spans_s, "outer_s": outer_s,
         "unexplained": 1 - complete_s / outer_s,
         # Caches fill and kernels compile in the first epoch.
         "samples_per_s": fmean(epoch.samples_per_s for epoch in epochs[1:]) if len(epochs) > 1 else None,
         "accuracy": epochs[-1].accuracy, "loss": epochs[-1].mean_loss, "trainable_parameters": end.trainable_parameters,
-        "memory_gb": max(memory_gb, default=None), "skipped_steps": max(rank.skipped_steps for rank in end.ranks),
-        "steps": len(epochs) * run.iterations,
+        **{name: value for name, value in known.items() if value},
+        "skipped_steps": max(rank.skipped_steps for rank in end.ranks), "steps": len(epochs) * run.iterations,
+        "checkpoint_bytes": checkpoint.size_bytes, "checkpoint_read_s": checkpoint.read_s,
+        "checkpoint_problem": checkpoint.problem,
     }  # fmt: skip
     losses = [loss for epoch in epochs for loss in epoch.losses]
     reached = None if run.loss_threshold is None else loss_reached(losses, run.loss_threshold)
@@ -154,11 +168,13 @@ def _wrongs(run: TrainingRun, row: Row, checksums: Sequence[str]) -> list[str]:
 
 
 def _problems(measured: MeasuredSuite, runs: Sequence[Trained]) -> list[str]:
-    """Why runs are not complete."""
+    """Why runs are not complete, or have no checkpoint."""
     return [
         f"{one.run.id}, {len(one.epochs)} of {one.run.epochs} epochs trained: "
         f"{measured.why_missing(one.run.id) or 'its end was not recorded'}"
         for one in runs if not one.row["is_complete"]
+    ] + [
+        f"{one.run.id}: no checkpoint: {why}" for one in runs if (why := one.row.get("checkpoint_problem"))
     ]  # fmt: skip
 
 
@@ -268,6 +284,9 @@ class WholeRun(Suite):
         _add_training(parser, pixels=224, epochs=5, batch=64)
         add("--at-most-time-to-train", "S", above_zero, "most seconds of complete time for the largest world size")
         add("--at-least-accuracy", "SHARE", share_between(0, 1), "least accuracy of its last validation, such as 0.4")
+        add("--deadline", "S", above_zero, "complete time wanted; default: --at-most-time-to-train")
+        add("--gpu-hour-price", "PRICE", above_zero, "of a GPU for an hour")
+        add("--kwh-price", "PRICE", above_zero, "of a kWh, for the GPUs' energy")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a run for each data set and world size, one data set after the other."""
@@ -275,7 +294,11 @@ class WholeRun(Suite):
         if len({one.name for one in sets}) < len(sets):
             raise OptionError("--folder", "two data sets have the same name", "another name for each")
         sizes, runs = sizes_of(arguments, nodes), list[TrainingRun]()
-        options = {"compile_mode": arguments.compile, "loader_workers": arguments.workers}
+        options = {
+            "compile_mode": arguments.compile, "loader_workers": arguments.workers,
+            "deadline_s": arguments.deadline or arguments.at_most_time_to_train,
+            "gpu_hour_price": arguments.gpu_hour_price, "kwh_price": arguments.kwh_price,
+        }  # fmt: skip
         bounds = {"most_s": arguments.at_most_time_to_train, "least_accuracy": arguments.at_least_accuracy}
         for one in sets:
             for some, more in ((sizes[:-1], {}), (sizes[-1:], bounds)):
@@ -284,17 +307,19 @@ class WholeRun(Suite):
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each data set and size, for each run, for each epoch, and for each bound."""
-        runs, rate = trained_runs(measured.evidence), f"{measured.plan.unit}/s"
+        runs, rate, device = trained_runs(measured.evidence), f"{measured.plan.unit}/s", measured.plan.device
         required, sizes, best, notes = list[Row](), list[Row](), list[str](), [_SIZES, *_notes(runs)]
         for name in dict.fromkeys(one.run.name for one in runs):
             of_name = [one for one in runs if one.run.name == name]
-            rows = [one.row for one in of_name if one.row.get("samples_per_s")]
-            of_sizes, said = scaling(name, rows, measured.plan.device, of_name[-1].run.most_s)
-            sizes += of_sizes
-            notes += said
-            by_time = sorted(of_sizes, key=itemgetter("complete_s"))
-            best += [f"{name} {cell(row['complete_s'])} s on {row['ranks']}" for row in by_time[:1]]
+            if rows := sizes_of_set(one.row for one in of_name):
+                sizes += rows
+                notes += [f"{name}: {said}." for said in sweet_spots(rows, device, runs[0].run.deadline_s)]
+                fastest = min(rows, key=itemgetter("complete_s"))
+                best.append(f"{name} {cell(fastest['complete_s'])} s on {fastest['ranks']}")
             required += _required(of_name, measured.confidence)
+        if sizes and not any("kwh" in row for row in sizes):
+            why = "ranks on a CPU have no sampler" if device == "rank" else "a GPU's counter could not be read"
+            notes.append(f"Energy: not measured; {why}.")
         epochs = [
             {
                 "run": one.run.id, "epoch": epoch.epoch + 1, "samples_per_s": epoch.samples_per_s,
@@ -303,27 +328,28 @@ class WholeRun(Suite):
             }
             for one in runs for epoch in one.epochs
         ]  # fmt: skip
-        run, accuracy = Column("run", "Run"), Column("accuracy", "Accuracy", "{:.2%}")
+        run, accuracy = Column("run", "Run"), Column("accuracy", "Accuracy", "{:.1%}")
+        complete, per_s = Column("complete_s", "Complete s"), Column("samples_per_s", rate)
+        parts = {name: title for name, title in SPANS.items() if any(row[name] for row in sizes)}
         tables = [
             Rows("required", "Requirements", [
                 run, Column("metric", "Metric"), Column("value", "Value"), Column("bound", "Bound"),
                 Column("outcome", "Outcome"),
             ], required, 2),
             Rows("sizes", "Scaling", [
-                Column("data_set", "Data set"), Column("ranks", f"{measured.plan.device}s"),
-                Column("complete_s", "Complete s"), Column("saved_share", "Saved", "{:.1%}"),
-                Column("samples_per_s", rate), Column("speedup", "Speed-up"),
+                Column("data_set", "Data set"), Column("ranks", f"{device}s"), complete,
+                *(Column(*one, "{:.1f}") for one in parts.items()), per_s, accuracy,
+                Column("memory_gb", "GB", "{:.3g}"), Column("speedup", "Speed-up"),
                 Column("efficiency", "Efficiency", "{:.1%}",
                        above="the smallest size was slower than its share, such as by data that fits no cache"),
-                Column("gain", "Gain", "{:+.0%}"), Column("memory_gb", "Memory GB", "{:.3g}"),
-            ], sizes, 2, notes, Drawn("Speed-up", "ranks", ("speedup",), "data_set",
+                Column("gain", "Gain", "{:+.0%}"), Column("saved_share", "Saved", "{:.1%}"),
+                Column("gpu_hours", f"{device}-hours"), Column("kwh", "kWh"), Column("price", "Price"),
+            ], sizes, 2, notes, Drawn("Speed-up of throughput", "ranks", ("speedup",), "data_set",
                                       axes={"scale": "log", "ideal": float})),
-            Rows("runs", "Where the time went", [
-                run, Column("complete_s", "Complete s", "{:.2f}"),
-                *(Column(name, name.removesuffix("_s").replace("_", "-"), "{:.2f}") for name in SPANS),
-                Column("unexplained", "Unexplained", "{:.2%}"), Column("samples_per_s", rate), accuracy,
-                Column("skipped_steps", "Skipped steps"),
-            ], [one.row for one in runs], notes=[_TIME]),
+            # Shown only if the table above lacks some, such as of one epoch or of further launches.
+            Rows("runs", "Runs" * (len(sizes) < len(runs)), [
+                run, complete, Column("unexplained", "Unexplained", "{:.2%}"), per_s, accuracy,
+            ], [one.row for one in runs]),
             Rows("epochs", "Epochs", [
                 run, Column("epoch", "Epoch"), Column("samples_per_s", f"Training {rate}"),
                 Column("loss", "Mean loss"), accuracy, Column("validation_samples_per_s", f"Validation {rate}"),
@@ -335,25 +361,19 @@ class WholeRun(Suite):
             for row in required if row["outcome"] != "passed"
         ]  # fmt: skip
         what = f"Whole runs of {of.workload.family.model} in {of.workload.precision}, {of.epochs} epochs"
-        return Results(what, findings, tables, _problems(measured, runs), failures)
+        spent = replace(
+            tables[1], name="complete-time", drawn=Drawn("Complete time and its parts", "data_set", tuple(parts))
+        )
+        return Results(what, findings, tables, _problems(measured, runs), failures, pictures=[spent])
 
 
-def scaling(name: str, rows: Iterable[Row], device: str, deadline_s: float | None) -> tuple[list[Row], list[str]]:
-    """A row for each size of a data set, of launches the median by complete time, and which sizes suit which aim."""
+def sizes_of_set(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """A row for each size of a data set with a throughput, of launches the median by complete time."""
     of_size = dict[int, list[Row]]()
-    for row in sorted(rows, key=lambda row: (row["ranks"], row["complete_s"])):
+    there = [row for row in rows if row.get("samples_per_s")]
+    for row in sorted(there, key=itemgetter("ranks", "complete_s")):
         of_size.setdefault(row["ranks"], []).append(row)
-    medians = [launches[(len(launches) - 1) // 2] for launches in of_size.values()]
-    measured = [MeasuredSize(row["ranks"], row["samples_per_s"]) for row in medians]
-    facts = scaling_facts(measured, TrainingJob(images=1.0), [row["complete_s"] for row in medians])
-    spots = ScalingSeries(name, facts, "", device).lines(sweet_spots(facts, deadline_s)) if facts else []
-    sizes = list[Row]()
-    for fact, row in zip(map(dict, map(vars, facts)), medians, strict=True):
-        sizes.append({
-            "data_set": name, "ranks": fact.pop("gpus"), "complete_s": fact.pop("train_s"), **fact,
-            "memory_gb": row["memory_gb"],
-        })  # fmt: skip
-    return sizes, [f"{name}: {spot}." for spot in spots]
+    return scaling_rows(launches[(len(launches) - 1) // 2] for launches in of_size.values())
 
 
 def _required(runs: Sequence[Trained], confidence: float) -> Iterator[Row]:
@@ -368,7 +388,8 @@ def _required(runs: Sequence[Trained], confidence: float) -> Iterator[Row]:
         bound = getattr(first, field)
         if bound is None:
             continue
-        value = mean_estimate([one.row[key] for one in launches], confidence) if is_sound else None
+        is_whole = is_sound and not (key == "complete_s" and any(one.row["checkpoint_problem"] for one in launches))
+        value = mean_estimate([one.row[key] for one in launches], confidence) if is_whole else None
         sides = {side * (end - bound) >= 0 for end in value.interval or [value.value]} if value else ()
         outcomes = {(): "not measured", (True,): "passed", (False,): "failed"}
         outcome = outcomes.get((*sides,), "inconclusive")

@@ -96,6 +96,12 @@ class Sampler:
         problem = self.read()
         return self.log.cut(start_s, end_s, problem, tells_errors=tells_errors)
 
+    def energy_j(self) -> float | None:
+        """What the GPU used since the first poll, by its counter; None if that is unknown, or nothing new is read."""
+        is_late = bool(self.read()) or self.log.newest.unix_s < time.time() - LATE_S
+        used = math.nan if is_late else self.log.newest.values.get("energy_j", math.nan) - self.log.first_energy_j
+        return used if used > 0 else None
+
     def close(self) -> None:
         """End the sampler."""
         if self.process is not None:
@@ -127,11 +133,12 @@ class GpuLog:
 
     Attributes:
         newest: the last poll; at 0 s before the first.
+        first_energy_j: of the counter, in the first poll; NaN if unknown.
         idle_power_w: before the first window; None if unknown.
     """
 
     def __init__(self) -> None:
-        self.newest = GpuPoll(0.0)
+        self.newest, self.first_energy_j = GpuPoll(0.0), math.nan
         self.idle_power_w: float | None = None
         self._series: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)  # (time, value), ascending
         self._counted: dict[str, float] = {}  # totals of errors that are in no window to come
@@ -139,6 +146,7 @@ class GpuLog:
     def add(self, poll: GpuPoll) -> None:
         """Add the next poll."""
         if not self.newest.unix_s:
+            self.first_energy_j = poll.values.get("energy_j", math.nan)
             self._counted = {reading: poll.values[reading] for reading in _ERRORS if reading in poll.values}
         if poll.unix_s < self.newest.unix_s:
             self._series.clear()  # the clock was set back, and series only grow

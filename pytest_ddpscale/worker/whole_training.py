@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_ddpscale.datasets.image_samples import HeldImages, ImageSamples, held_images
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.plan.workload import ImageFolderData, Split
-from pytest_ddpscale.run.records import EndReason, RankEpoch, RankTrained, TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.records import Checkpoint, EndReason, RankEpoch, RankTrained, TrainedEpoch, TrainedRun
+from pytest_ddpscale.util.owned_folder import owned_folder
 from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.loading import Fed, SampleLoader, Shard, open_samples
 from pytest_ddpscale.worker.model import build_model, checksum
@@ -113,10 +115,11 @@ class WholeTraining:
         optimizers: dict[str, Callable[..., torch.optim.Optimizer]] = {
             "sgd": partial(torch.optim.SGD, momentum=0.9), "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
         }  # fmt: skip
-        optimizer = optimizers[run.optimizer](self._model.parameters(), lr=run.learning_rate)
-        self._steps = StepCounter(optimizer)
+        self._optimizer = optimizers[run.optimizer](self._model.parameters(), lr=run.learning_rate)
+        self._steps = StepCounter(self._optimizer)
         scaler = new_scaler(run.workload, device.torch_device)
-        self._trainer = Trainer(self._call, optimizer, (), run.workload, scaler)
+        self._trainer = Trainer(self._call, self._optimizer, (), run.workload, scaler)
+        self._context.wait_for_first_poll()
 
     def _epoch(self, epoch: int) -> str:
         """Train and validate. Returns an error message if the loss is not finite, else an empty string."""
@@ -203,22 +206,55 @@ class WholeTraining:
     def _tell_end(self) -> None:
         self._training.close()
         self._validation.close()
-        control, device = self._context.control, self._context.device.torch_device
-        is_gpu = device.type == "cuda"
+        context, device, checkpoint = self._context, self._context.device.torch_device, None
+        is_gpu, mine = device.type == "cuda", checksum(self._model.parameters())
+        peaks = torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved
+        allocated, reserved = (peak(device) if is_gpu else None for peak in peaks)
+        if self._run.loss_threshold is None:
+            self._say("checkpoint")
+            checkpoint = context.control.decided(f"{self._run.id}/checkpoint", lambda: self._checkpoint(mine))
         part = RankTrained(
-            rank=control.rank,
-            allocated_bytes=torch.cuda.max_memory_allocated(device) if is_gpu else None,
-            reserved_bytes=torch.cuda.max_memory_reserved(device) if is_gpu else None,
-            parameters_checksum=checksum(self._model.parameters()),
-            skipped_steps=len(self._losses) - self._steps.taken,
-        )
+            rank=context.control.rank, allocated_bytes=allocated, reserved_bytes=reserved,
+            energy_j=context.sampler.energy_j() if context.sampler else None,
+            parameters_checksum=mine, skipped_steps=len(self._losses) - self._steps.taken,
+        )  # fmt: skip
         counts = [(one.numel(), one.requires_grad) for one in self._model.parameters()]
         told = partial(
-            TrainedRun, study=self._run.id, gang=self._context.gang, start_up_s=self._start_up_s,
-            parameters=sum(count for count, _ in counts),
+            TrainedRun, study=self._run.id, gang=context.gang, start_up_s=self._start_up_s,
+            checkpoint=checkpoint and Checkpoint(**checkpoint), parameters=sum(count for count, _ in counts),
             trainable_parameters=sum(count for count, trains in counts if trains),
         )  # fmt: skip
-        self._context.record(f"{self._run.id}/end", part, RankTrained, told)
+        self._say("gathering")
+        context.record(f"{self._run.id}/end", part, RankTrained, told)
+
+    def _checkpoint(self, trained: str) -> dict[str, Any]:
+        """On rank 0: write weights and the optimizer's state into a temporary folder, and read them back, on the CPU.
+
+        A finished training is not lost by a full disk, which torch reports as RuntimeError. The file has most likely
+        stayed in the host's memory when it is read.
+
+        Args:
+            trained: checksum of the parameters.
+
+        Returns:
+            Fields of `Checkpoint`.
+        """
+        began_s, found = time.perf_counter(), dict[str, Any]()
+        try:
+            with owned_folder("checkpoint") as folder, (folder / "checkpoint.pt").open("w+b") as file:
+                torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, file)
+                file.flush()
+                os.fsync(file.fileno())
+                found["size_bytes"] = file.tell()
+                file.seek(0)
+                reading_s = time.perf_counter()
+                state = torch.load(file, map_location="cpu")["model"]
+                found["read_s"] = time.perf_counter() - reading_s
+                if checksum(state[name] for name, _ in self._model.named_parameters()) != trained:
+                    found["problem"] = f"{folder.parent}: a checkpoint was read with other weights than written"
+        except (OSError, RuntimeError) as error:
+            found["problem"] = f"{type(error).__name__}: {error}"
+        return {**found, "seconds": time.perf_counter() - began_s}
 
     def _say(self, phase: str) -> None:
         self._context.progress.arm = f"ddp@{self._run.world_size}"

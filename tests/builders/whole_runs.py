@@ -12,6 +12,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
+    Checkpoint,
     GangRecord,
     LaunchTime,
     RankEpoch,
@@ -27,7 +28,7 @@ from tests.suites.planned import SUITE_RECORD
 
 BATCH, EPOCHS = 8, 3
 T = TypeVar("T", RankEpoch, RankTrained)
-START_UP_S, VALIDATION_S, WAITING_S, OUTER_REST_S = 20.0, 1.0, 0.5, 0.1
+START_UP_S, VALIDATION_S, WAITING_S, CHECKPOINT_S, OUTER_REST_S = 19.6, 1.0, 0.5, 0.4, 0.1
 
 
 def training_run(ranks: int = 2, name: str = "small", images: int = 64, **fields: Any) -> TrainingRun:
@@ -67,10 +68,13 @@ def _of_ranks(kind: type[T], world_size: int, fields: Mapping[str, Any]) -> tupl
 
 
 def end_of(
-    run: TrainingRun, gang: int = 0, start_up_s: float = START_UP_S, trainable_parameters: int = 900, **of_ranks: Any
-) -> TrainedRun:
+    run: TrainingRun, gang: int = 0, start_up_s: float = START_UP_S, trainable_parameters: int = 900, problem: str = "",
+    **of_ranks: Any,
+) -> TrainedRun:  # fmt: skip
+    checkpoint = Checkpoint(seconds=CHECKPOINT_S, read_s=CHECKPOINT_S / 4, size_bytes=8000, problem=problem)
     return TrainedRun(
         study=run.id, gang=gang, start_up_s=start_up_s, parameters=1000, trainable_parameters=trainable_parameters,
+        checkpoint=checkpoint if run.loss_threshold is None else None,
         ranks=_of_ranks(RankTrained, run.world_size, {"parameters_checksum": "0" * 15 + "1", **of_ranks}),
     )  # fmt: skip
 
@@ -80,7 +84,7 @@ def records_of(
 ) -> list[AnyRecord]:
     """All lines of a complete run."""
     epochs = [epoch_of(run, number, gang, samples_per_s) for number in range(run.epochs)]
-    spans_s = START_UP_S + sum(run.epoch_samples / samples_per_s + VALIDATION_S for _ in epochs)
+    spans_s = START_UP_S + CHECKPOINT_S + sum(run.epoch_samples / samples_per_s + VALIDATION_S for _ in epochs)
     return [
         gang_of(run, gang), *epochs, end_of(run, gang, **end), StudyEnd(study=run.id, reason="rounds"),
         LaunchTime(study=run.id, gang=gang, seconds=outer_s or spans_s + OUTER_REST_S),

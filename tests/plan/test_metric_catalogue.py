@@ -28,9 +28,13 @@ PACKAGE = ROOT / "pytest_ddpscale"
 # Keys of records, parameters and units that are called as a metric is, and mean something else.
 NAMESAKES = {
     ("simulate/machine.py", "ddp_overhead"),
-    # The same: the breakdown shows it of each arm, whatever is required.
-    ("report/where_time_goes.py", "peak_memory_gib"),
-}
+    # The same: the breakdown shows them of each arm, whatever is required.
+    *(
+        ("report/where_time_goes.py", name) for name in (
+            "peak_memory_gib", "step_time_p95", "model_flops_utilization", "device_utilization", "images_per_joule",
+        )
+    ),
+}  # fmt: skip
 
 of_every_metric = rows("metric", METRICS.values(), ids=METRICS)
 

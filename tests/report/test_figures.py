@@ -135,6 +135,7 @@ def test_what_is_drawn_is_what_was_approved() -> None:
     shown += [curves(ABOUT, LineAxes("iteration", "loss"), loss), curves(ABOUT, named, {"": [curve]})]
     rates = [("1", "a", 10.0), ("2", "a", 20.0), ("2", "b", 5.0)]
     shown.append(bars(ABOUT, "img/s", [BarRow(cell, [(name, rate)]) for cell, name, rate in rates]))
+    shown.append(found["scaling-overview"])
     assert_approved("figures.txt", "".join(map(told, shown)))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -21,11 +20,10 @@ from pytest_ddpscale.report.scaling import (
     EFFICIENCY,
     SPEEDUP,
     THROUGHPUT,
-    MeasuredSize,
     Quantity,
-    TrainingJob,
     scaling_curve,
-    scaling_facts,
+    scaling_of,
+    scaling_rows,
     scaling_tables,
     sweet_spots,
     usual_arms,
@@ -34,8 +32,8 @@ from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Verdict
-from pytest_ddpscale.util.command_parser import USER_ERROR
-from tests.approved import assert_approved, masked
+from pytest_ddpscale.util.document import text_lines
+from tests.approved import assert_approved
 from tests.builders.judged import CONFIDENCE, evidence_of_plan
 from tests.builders.judgements import (
     FAILED,
@@ -56,7 +54,6 @@ from tests.rows import rows
 WEAK = make_study("weak", RESNET, (1, 2))
 MICRO = {1: 240.0, 2: 464.0, 4: 892.0, 8: 1668.0, 16: 3075.0, 32: 5205.0}
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
-Printed = pytest.CaptureFixture[str]
 
 
 def block(arm: str, number: int, rank: int, block_s: float) -> Measurement:
@@ -150,70 +147,69 @@ def test_a_bound_without_a_value_is_drawn_at_its_size() -> None:
     assert (curve.bounds[-1].x, max(values(curve))) == (64, 8)
 
 
+def rows_of(rates: Mapping[int, float], images: float, fixed_s: float = 0.0) -> list[dict[str, Any]]:
+    """Of a training of so many images, with seconds that more GPUs do not shorten."""
+    return scaling_rows(
+        {"ranks": ranks, "samples_per_s": rate, "complete_s": fixed_s + images / rate} for ranks, rate in rates.items()
+    )
+
+
 def test_fixed_time_saturates_while_throughput_grows() -> None:
     """Times as in table 12.4 of that chapter, "saturation effects beyond 8 GPUs": 556, 439, 380, 347, 330, 328 s."""
-    sizes = [MeasuredSize(gpus, rate, 3.6) for gpus, rate in MICRO.items()]
-    facts = scaling_facts(sizes, TrainingJob(240 * 240, 316))
-    assert [round(one.train_s) for one in facts] == pytest.approx([556, 439, 380, 347, 330, 328], abs=5)
-    spots = sweet_spots(facts, deadline_s=400)
-    assert spots == {"deadline": 4, "efficiency": 4, "gpu_cost": None, "energy_cost": None, "saturation": 8}
+    sizes = rows_of(MICRO, 240 * 240, 316)
+    assert [round(one["complete_s"]) for one in sizes] == pytest.approx([556, 439, 380, 347, 330, 328], abs=5)
+    assert [*sweet_spots(sizes, "GPU", 400)] == [
+        "sweet spot for a deadline of 400 s: 4 GPUs", "sweet spot for efficiency of 90 %: 4 GPUs",
+        "sweet spot for GPU-hours: 1 GPU", "saturated at 8 GPUs: a doubling saves less than 5 % of the time",
+    ]  # fmt: skip
 
 
-def test_facts_of_costs_and_of_three_doublings() -> None:
-    (one,) = scaling_facts([MeasuredSize(4, 1000.0, 3.6)], TrainingJob(3.6e6, 0, 2.0, 0.5))
-    assert (one.gpu_cost, one.energy_cost) == pytest.approx((8.0, 1.8))
-    leap = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 112.0)], TrainingJob(1e5))
-    assert (leap[1].saved_share, leap[1].saved_per_doubling) == pytest.approx((0.107, 0.037), abs=0.001)
-    assert sweet_spots(leap, None)["saturation"] == 1
+def test_costs_decide_where_they_are_known_and_a_leap_is_of_three_doublings() -> None:
+    leap = rows_of({1: 100.0, 8: 112.0}, 1e5)
+    assert (leap[1]["saved_share"], leap[1]["saved_per_doubling"]) == pytest.approx((0.107, 0.037), abs=0.001)
+    assert leap[1]["gpu_hours"] == pytest.approx(8 * 1e5 / 112 / 3600)
+    assert [*sweet_spots(leap, "GPU")][-1].startswith("saturated at 1 GPU:")
+    priced = scaling_rows(
+        {**one, "kwh": 3.0 - place, "price": 1.0} for place, one in enumerate(rows_of({2: 9, 4: 18}, 1))
+    )
+    assert [*sweet_spots(priced, "rank", 0.01)] == [
+        "one rank was not measured: relative to 2 ranks",
+        "sweet spot for a deadline of 0.01 s: met by no measured number of ranks",
+        "sweet spot for efficiency of 90 %: 4 ranks", "sweet spot for rank-hours: 2 ranks",
+        "sweet spot for energy: 4 ranks", "sweet spot for price: 2 ranks",
+    ]  # fmt: skip
 
 
-def test_the_command_says_what_was_approved(tmp_path: Path, capsys: Printed) -> None:
-    """Of a simulated run, of one that somebody published, and of one size alone, which no page has a table of."""
-    simulated = str(tmp_path / "run")
+def test_tables_say_what_was_approved(tmp_path: Path) -> None:
+    """Of a simulated run, of one that somebody published, and of one size alone, which has none."""
+    simulated, imported, alone, source = (tmp_path / name for name in ("run", "imported", "alone", "source"))
     simulate = ["simulate", "--gpu-sku", "a100", "--gpus", "16", "--rounds", "8"]
-    main([*simulate, "--workloads", "vit-b-16-fp16", "--out", simulated])
-    imported, alone, source = (tmp_path / name for name in ("imported", "alone", "source"))
+    main([*simulate, "--workloads", "vit-b-16-fp16", "--out", str(simulated)])
     source.mkdir()
     for one in PUBLISHED.glob("1gpu_weak_*"):
         shutil.copy(one, source)
     main(["import", "paik", str(PUBLISHED), "--out", str(imported)])
     main(["import", "paik", str(source), "--out", str(alone)])
-    capsys.readouterr()
-    asked = ["--images=1e6", "--deadline=200", "--gpu-hour-price=2", "--kwh-price=0.2", "--fixed-s=9"]
-    as_json = [str(alone), "--format=json"]
-    for arguments in ([simulated, *asked], [str(imported), "--deadline=1"], [str(alone)], as_json):
-        assert main(["scaling", *arguments]) == 0
-    assert_approved("scaling.txt", masked(capsys.readouterr().out.replace("},", "},\n")))
-    assert scaling_tables(read_evidence(RunDirectory.open(alone)), ()) == []
+    tables = [scaling_tables(read_evidence(RunDirectory.open(one)), ()) for one in (simulated, imported, alone)]
+    assert_approved("scaling.txt", "\n".join(text_lines(*tables[0], *tables[1])))
+    assert tables[2] == []
 
 
-@pytest.mark.parametrize("option", ["--images", "--fixed-s", "--deadline", "--gpu-hour-price", "--kwh-price"])
-def test_nonsense_is_refused(tmp_path: Path, option: str, capsys: Printed) -> None:
-    for number in ["nan", "-1", "inf", "1e308", "0"]:
-        with pytest.raises(SystemExit) as ended:
-            main(["scaling", str(tmp_path), f"{option}={number}"])
-        assert ended.value.code == USER_ERROR
-        assert f"{option}: found {float(number):g}; expected a number above 0" in capsys.readouterr().err
-
-
-def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    assert main(["scaling", str(tmp_path)]) == USER_ERROR
-
-
-def test_sizes_that_were_judged_have_the_numbers_of_their_verdicts(tmp_path: Path, capsys: Printed) -> None:
+def test_sizes_that_were_judged_have_the_numbers_of_their_verdicts(tmp_path: Path) -> None:
     """Also where they are no estimates: here a tenth less."""
     told: dict[str, Callable[[dict[str, float]], float]] = {
-        "throughput_per_gpu": lambda size: size["samples_per_s"] / size["gpus"],
+        "throughput_per_gpu": lambda size: size["samples_per_s"] / size["ranks"],
         "weak_scaling_efficiency": itemgetter("efficiency"),
         "strong_scaling_speedup": itemgetter("speedup"),
     }
     run, judgement = judged_run(tmp_path)
     verdicts = [replace(one, value=0.9 * one.value) for one in judgement.verdicts if one.metric in told and one.value]
     assert {one.metric for one in verdicts} == {*told}
-    run.write_json(run.verdicts_json, replace(judgement, verdicts=tuple(verdicts)))
-    main(["scaling", str(run.path), "--format", "json"])
-    found = json.loads(capsys.readouterr().out)
-    sizes = {one["study"]: {size["gpus"]: size for size in one["sizes"]} for one in found}
+    evidence = read_evidence(run)
+    sizes = {
+        study.id: {size["ranks"]: size for size in scaling_of(study, evidence, verdicts)}
+        for study in evidence.plan.studies
+    }
     for one in verdicts:
         study = f"{'strong' if one.metric.startswith('strong') else 'weak'}/{one.workload}"
         assert told[one.metric](sizes[study][one.world_size]) == pytest.approx(one.value, rel=1e-14)

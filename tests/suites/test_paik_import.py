@@ -10,8 +10,14 @@ from unittest.mock import Mock
 
 import pytest
 
+from pytest_ddpscale.cli import main
 from pytest_ddpscale.errors import BadInput, RunDirectoryError
+from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.session.evidence import find_source
+from pytest_ddpscale.session.open import Site
+from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.suites.paik_import import import_paik
 from tests.approved import assert_approved
 from tests.builders.clusters import thresholds
@@ -83,7 +89,7 @@ def test_only_what_the_thresholds_train_has_a_name_of_theirs_and_the_sku_is_that
         run = imported(tmp_path / f"{number}", ONE_GPU | change, ONE_GPU)
         studies = [study.id for study in run.read_plan().studies]
         assert [*dict.fromkeys(one.study for one in measurements_in(run))] == studies
-        lines += [f"{change}:", *studies, *run.read_run().notes[4:], ""]
+        lines += [f"{change}:", *studies, *run.read_run().notes[5:], ""]
     for asked, skus, names in devices:
         results = [one | {"device_name": name} for one, name in zip((ONE_GPU, TWO_GPUS), names, strict=False)]
         path = tmp_path / f"{len(lines)}"
@@ -101,3 +107,31 @@ def test_a_full_disk_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(RunDirectoryError, match="No space left on device"):
         imported(tmp_path, ONE_GPU)
     assert not (tmp_path / "run/run.json").exists()
+
+
+def test_the_table_of_an_import_has_what_was_published_and_what_follows_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And its judgement begins with the outcome and what was imported."""
+    run = RunDirectory(tmp_path / "run")
+    assert main(["import", "paik", str(PUBLISHED), "--out", str(run.path)]) == 0
+    assert_approved("import-paik-table.txt", capsys.readouterr().out.replace(str(tmp_path), ""))
+    site = Site(settings_from({"ddp_judge": str(run.path)}, {}, {}), Path(), Path())
+    session = AcceptanceSession(find_source(site))
+    session.source.select(session.source.cases)
+    judgement = session.conclude(interrupted=False, spoiled=())
+    assert headline(judgement, run.read_run()) == (
+        "INCOMPLETE: imported 1190 img/s per GPU, 97.4 % at 8 GPUs, 2.36× v100-sxm2-16gb (resnet152-fp16; 38 of 43 "
+        "requirements with a value passed); not tested: node checks, links and probes of GPUs, other training, earlier "
+        "runs (48 of 91)"
+    )
+    found = {one.id: (one.value, one.interval) for one in judgement.verdicts}
+    value, interval = found["step_time_p95[resnet152-fp16-8gpu]"]
+    assert value == pytest.approx(446.2, abs=0.05)
+    assert interval == pytest.approx((445.93, 446.55), abs=0.01), "wider than that of the mean"
+    per_joule, unknown = found["images_per_joule[resnet152-fp16-8gpu]"]
+    assert per_joule == pytest.approx(2.964, abs=0.001)
+    assert unknown is None
+    assert found["model_flops_utilization[resnet152-fp16-8gpu]"][0] == pytest.approx(
+        1159.16 * 69.084e9 / 312e12, rel=1e-4
+    )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from pytest_ddpscale.plan.training_run import TrainingRun
+from pytest_ddpscale.report.scaling import sweet_spots
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
 from pytest_ddpscale.suites.results import cell, ends
-from pytest_ddpscale.suites.training_runs import SPANS, Convergence, WholeRun, scaling, trained_runs
+from pytest_ddpscale.suites.training_runs import SPANS, Convergence, WholeRun, sizes_of_set, trained_runs
 from tests.approved import assert_approved
 from tests.builders.whole_runs import complete_suite, epoch_of, records_of, suite_of, training_run
 from tests.suites.planned import A6000, TWO_NODES, planned, text_of
@@ -89,18 +89,18 @@ def test_columns_and_conclusions_are_those_of_the_chapter() -> None:
             {"ranks": gpus, "complete_s": seconds, "samples_per_s": rate, "memory_gb": None}
             for gpus, (seconds, rate, *_) in of.items()
         ]
-        sizes, said = scaling(name, measured, "GPU", 500)
-        concluded += said
-        for before, row in pairwise([sizes[0], *sizes]):
+        sizes = sizes_of_set(measured)
+        concluded += [f"{name}: {said}" for said in sweet_spots(sizes, "GPU", 500) if "hours" not in said]
+        for row in sizes:
             gpus, seconds = row["ranks"], row["complete_s"]
-            saved = before["complete_s"] - seconds, row["saved_share"], 1 - seconds / sizes[0]["complete_s"]
-            own = row["efficiency"], row["more_samples_per_s"], row["gain"], *saved
+            more = [row.get(key) for key in ("more_samples_per_s", "gain", "saved_s", "saved_share")]
+            own = row["efficiency"], *more, 1 - seconds / sizes[0]["complete_s"]
             for value, printed, unit, rounding in zip(own, of[gpus][2:], UNITS, ROUNDING, strict=False):
                 assert printed is None or unit * value == pytest.approx(printed, abs=rounding), (gpus, own)
     assert concluded == [
-        "micro-224: sweet spot for deadline: 2 GPUs.", "micro-224: sweet spot for efficiency of 90 %: 4 GPUs.",
-        "micro-224: saturated at 8 GPUs: a doubling saves less than 5 % of the time.",
-        "tiny-224: sweet spot for deadline: 16 GPUs.", "tiny-224: sweet spot for efficiency of 90 %: 16 GPUs.",
+        "micro-224: sweet spot for a deadline of 500 s: 2 GPUs", "micro-224: sweet spot for efficiency of 90 %: 4 GPUs",
+        "micro-224: saturated at 8 GPUs: a doubling saves less than 5 % of the time",
+        "tiny-224: sweet spot for a deadline of 500 s: 16 GPUs", "tiny-224: sweet spot for efficiency of 90 %: 16 GPUs",
     ]  # fmt: skip
 
 
@@ -129,3 +129,23 @@ def test_iterations_epochs_and_seconds_are_compared_and_a_loss_that_is_not_reach
     missed = results(suite_of(runs[:1], spoilt(runs[0], losses=(1.5,) * 36)))
     differing = results(suite_of(runs[1:], spoilt(runs[1], **SPOILT[9])))
     assert_approved("suite-convergence.txt", text_of(both, missed, differing))
+
+
+def test_energy_and_prices_are_of_all_ranks_and_a_checkpoint_that_failed_costs_only_its_time() -> None:
+    """Two GPUs use half a kWh each. Without the energy of one there is no price that has it."""
+    priced = training_run(gpu_hour_price=2.0, kwh_price=0.5, deadline_s=30.0, most_s=30.0, least_accuracy=0.5)
+    by_hour = training_run(gpu_hour_price=2.0)
+    told = list[str]()
+    for run, end in ((priced, {"energy_j": 1.8e6}), (priced, {"energy_j": (1.8e6, None)}), (by_hour, {}),
+                     (priced, {"problem": "OSError: No space left on device"})):  # fmt: skip
+        results = WholeRun().results(suite_of([run], records_of(run, reserved_bytes=2 * 10**9, **end)))
+        required, sizes, *_ = results.tables
+        (size,) = sizes.rows
+        told += [*(f"{key}: {cell(size.get(key))}" for key in ("complete_s", "memory_gb", "gpu_hours", "kwh", "price"))]
+        told += [
+            *sizes.notes[3:],
+            *(f"{one['metric']} {one['outcome']}" for one in required.rows),
+            *results.problems,
+            "",
+        ]
+    assert_approved("suite-whole-run-costs.txt", "\n".join(told))

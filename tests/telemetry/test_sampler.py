@@ -168,3 +168,17 @@ time.sleep(60)
 def test_a_sampler_whose_parent_ended_before_it_began_ends_at_once(machine: PlayedMachine, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest_ddpscale.telemetry.sampler", uuid_of(0), str(tmp_path / "lines"), "1", "1"]
     assert subprocess.run(command, env=machine.environment(), check=False, timeout=10).returncode == 0
+
+
+def test_energy_is_counted_from_the_first_poll_while_there_are_new_ones(machine: PlayedMachine) -> None:
+    machine.play([at_work(B200), replace(at_work(V100), failures=OLD_DRIVER)])
+    with sampler_on(machine, poll_s=0.1) as known, sampler_on(machine, uuid_of(1)) as unknown:
+        began_s = known.log.newest.unix_s
+        time.sleep(WINDOW_S)
+        used_j = known.energy_j()
+        assert used_j == pytest.approx(880 * (known.log.newest.unix_s - began_s), rel=0.05)
+        assert unknown.energy_j() is None
+        assert known.process is not None
+        known.process.kill()
+        known.process.wait()
+        assert known.energy_j() is None

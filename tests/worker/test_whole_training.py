@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from pytest_ddpscale.worker.model import checksum
 from pytest_ddpscale.worker.training import forget_compiled
 from pytest_ddpscale.worker.whole_training import SpanClock, WholeTraining, _loaders, padded
 from tests.rows import rows
+from tests.small_disk import small_disk
 from tests.worker.kept_records import KeptRecords, context_on_cpu
 from tests.worker.ranks import on_two_ranks
 from tests.worker.two_kernels import TwoKernels, needs_compiler
@@ -200,3 +202,55 @@ def test_spans_of_one_name_add_up_and_do_not_overlap_and_end_with_an_error(monke
     with clock("waiting"):
         pass
     assert clock.taken() == {"training": 7.0, "waiting": 1.0}
+
+
+def temporary(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+
+
+def test_a_checkpoint_is_written_read_back_and_removed_after_a_training_that_is_not_to_a_loss(
+    gloo_of_one: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "temporary").mkdir()
+    temporary(monkeypatch, folder)
+    _, (*_, end), model = carried_out(run_of(1))
+    parameters = sum(one.numel() for one in model.parameters())
+    assert end.checkpoint.size_bytes > 2 * 4 * parameters, "with the momentum of each"
+    assert 0 < end.checkpoint.read_s < end.checkpoint.seconds
+    assert end.checkpoint.problem == ""
+    assert [*folder.iterdir()] == []
+    (reason, _), (*_, to_loss), _ = carried_out(run_of(1, epochs=40, loss_threshold=1.0))
+    assert (reason, to_loss.checkpoint) == ("decided", None)
+
+
+def test_a_full_disk_and_one_that_changes_weights_are_told_and_lose_no_training(
+    gloo_of_one: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "disk", kib=40) as disk:
+        temporary(monkeypatch, disk.path)
+        ended, (*_, full), _ = carried_out(run_of(1))
+        assert [*disk.path.iterdir()] == []
+        temporary(monkeypatch, tmp_path / "nowhere")
+        _, (*_, missing), _ = carried_out(run_of(1))
+    assert ended == ("rounds", "")
+    assert re.match("(OSError|RuntimeError): ", full.checkpoint.problem)
+    assert full.checkpoint.seconds > 0
+    assert missing.checkpoint.problem.startswith("FileNotFoundError: ")
+    temporary(monkeypatch, tmp_path)
+    read = torch.load
+
+    def changed(*arguments: Any, **options: Any) -> Any:
+        state = read(*arguments, **options)
+        next(iter(state["model"].values())).flatten()[0] += 1
+        return state
+
+    monkeypatch.setattr(torch, "load", changed)
+    _, (*_, other), _ = carried_out(run_of(1))
+    assert other.checkpoint.problem == f"{tmp_path}: a checkpoint was read with other weights than written"
+
+
+def test_the_energy_of_a_gpu_is_that_of_its_sampler(gloo_of_one: None) -> None:
+    sampler = Mock(energy_j=Mock(return_value=12.5))
+    _, (*_, end), _ = carried_out(run_of(1), sampler=sampler)
+    assert end.ranks[0].energy_j == 12.5
+    sampler.wait_for_first_poll.assert_called_once_with()
