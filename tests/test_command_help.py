@@ -9,7 +9,8 @@ import pytest
 from pytest_ddpscale.cli import EXAMPLES, main, parser_of_commands
 from pytest_ddpscale.util.command_parser import USER_ERROR, commands_of, parsed
 
-COMMANDS = dict(commands_of(parser_of_commands()))
+EVERY = dict(commands_of(parser_of_commands()))
+COMMANDS = {words: command for words, command in EVERY.items() if command._subparsers is None}
 
 
 def exit_code(*arguments: str) -> int:

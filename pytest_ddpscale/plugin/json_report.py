@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.plugin.active import TOLD
-from pytest_ddpscale.plugin.selection import case_of
+from pytest_ddpscale.plugin.items import TOLD, case_of
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.verdicts import Verdict

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.launcher import Cluster
-from pytest_ddpscale.plugin.selection import asked_again
+from pytest_ddpscale.plugin.items import asked_again
 from pytest_ddpscale.session.open import THIS_MACHINE, Machine, Site, Subject
 from pytest_ddpscale.settings import settings_from
 
