@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, timedelta
+from pathlib import Path
 from shlex import split
 from typing import Any
 from xml.etree import ElementTree
@@ -398,12 +399,7 @@ def test_a_waived_failure_is_signed_for(site: Site) -> None:
     assert site.verdicts()["lowered"] == []
     report = (site.path / "measured" / "report.md").read_text(encoding="utf-8")
     assert report.startswith("# ACCEPTED WITH WAIVERS: ")
-    above, signatures = report.split("The signatures confirm that this report was read, including ")
-    assert f"- Reservations: {WEAK}: {ENDS_TOMORROW}" in above
-    assert signatures.startswith("provisional bounds and waivers, and that its outcome is **ACCEPTED WITH WAIVERS**")
-    assert "| **WAIVED** | 97.5 % |" in signatures
-    assert ENDS_TOMORROW in signatures
-    assert "without a waiver they would reject the machine" in signatures
+    assert f"- Reservations: {WEAK}: {ENDS_TOMORROW}" in report
     assert "only warns" not in report
     [suite] = ElementTree.parse(site.path / "measured" / "junit.xml").getroot().iter("testsuite")
     assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "1")
@@ -433,16 +429,13 @@ def test_a_run_without_bounds_names_the_command_that_computes_them(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is pasted as it stands, finds the run and the thresholds, and says which runs it takes beside this one."""
-    run = site.measured()
+    run, begins = site.measured(), "INCOMPLETE: not decidable without site bounds: "
     asked(thresholds_text(PROVISIONAL))(site, run)
     line = outcome_line(site.judge("--thresholds=thresholds.yaml"))
-    begins = "INCOMPLETE: not decidable without site bounds: ddpscale calibrate "
-    assert line.startswith(begins)
-    command = split(line.removeprefix("INCOMPLETE: not decidable without site bounds: ").partition(" (")[0])
-    assert (site.path / command[2]).samefile(run.path)
+    assert line.startswith(f"{begins}ddpscale calibrate ")
+    command = split(line.removeprefix(begins).partition(" (")[0])
     monkeypatch.chdir(site.path)
+    assert Path(command[2]).samefile(run.path)
     capsys.readouterr()
     assert main(command[1:]) == 4
     assert "the runs have 1 node (" in capsys.readouterr().err
-    report = (run.path / "report.md").read_text(encoding="utf-8")
-    assert "not decidable without site bounds: ddpscale calibrate" in report

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from shlex import split
 from typing import Any
 
+import pytest
+
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
@@ -133,6 +135,16 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
         without_acceptance_tests("tests", testpaths="tests"), JUDGE,
         ("no test here uses `requirement`", "ddpscale init DIR"),
     ),
+    "a bad value": (measured, f"{JUDGE} --ddp-budget=soon", ("--ddp-budget: found 'soon'; expected a time such as",)),
+    # As a script with a misspelt variable gives it: nothing may be measured in place of being judged.
+    "an empty value": (as_it_is, "--ddp-judge= acceptance", ("--ddp-judge: found no value; expected --ddp-judge=",)),
+    "the value of an option that may stand alone": (
+        as_it_is, "--gpu-sku=tested --ddp-profile acceptance",
+        ("--ddp-profile: found 'acceptance'; expected a whole number from 1 to 100",),
+    ),
+    "a container that cannot be started": (
+        as_it_is, "--gpu-sku=cpu --ddp-container=image.sqsh --ddp-run-dir=run", ("image.sqsh is an image for Pyxis",),
+    ),
     "no run": (as_it_is, "--ddp-judge=nowhere", ("ERROR: nowhere: does not exist. `ddpscale runs` lists runs.",)),
     "a run that may not be looked at": (as_it_is, f"--ddp-judge={'x' * 300}", ("run.json: File name too long.",)),
     "an older run": (
@@ -223,6 +235,14 @@ def test_what_is_refused_is_told_in_a_sentence_and_changes_nothing(
     assert_refused(result, *parts)
     assert not re.search(r"^acceptance/.*::", output_of(result), re.MULTILINE), "nothing is collected"
     assert site.files() == before
+
+
+@rows("name", ["DDPSCALE_CONFIDENCE", "DDPSCALE_GPU_SKU"])
+def test_a_variable_that_nothing_reads_is_refused(site: Site, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as changed:
+        changed.setenv(name, "0.999")
+        refused = f"{name}: is set, but not read from the environment; expected --"
+        assert_refused(site.run("--gpu-sku=tested", "--collect-only"), refused)
 
 
 def test_a_run_that_still_goes_on_is_not_resumed(site: Site) -> None:
