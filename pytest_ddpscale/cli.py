@@ -103,7 +103,7 @@ if TYPE_CHECKING:
 
 def parser_of_commands() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = CommandParser(prog="ddpscale", description="Companion of `pytest --gpu-sku=SKU`.")
+    parser: argparse.ArgumentParser = CommandParser(prog="ddpscale", description="Companion of `pytest --gpu-sku=SKU`.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND")
     add_init(commands)

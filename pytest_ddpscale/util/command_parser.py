@@ -48,9 +48,10 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
-    def add_parser(self, name: str, *, help: str, **options: Any) -> Any:
+    def add_parser(self, name: str, **options: Any) -> Any:
         """As argparse's; the help of the group describes the command too."""
-        return super().add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.", **options)
+        told = options["help"]
+        return super().add_parser(name, description=f"{told[0].upper()}{told[1:]}.", **options)
 
 
 def _print_help(arguments: argparse.Namespace) -> int:
