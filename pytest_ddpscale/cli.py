@@ -19,13 +19,12 @@ from pytest_ddpscale.calibrate.calibrate_command import add_calibrate
 from pytest_ddpscale.compare.compare_command import add_compare
 from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError
 from pytest_ddpscale.settings import OPTIONS
-from pytest_ddpscale.simulate.simulate_command import add_simulate, add_thresholds
 from pytest_ddpscale.suites.registry import add_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
 from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, commands_of, parsed
 from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.nearest import did_you_mean
-from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
+from pytest_ddpscale.util.packaged import THRESHOLDS, refuse_archive, usual_thresholds
 
 GANG_FAILED = 3
 _MOST = 1e15  # above it, results would not fit into tables or JSON
@@ -112,7 +111,8 @@ def parser_of_commands() -> argparse.ArgumentParser:
     paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
     paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
     paik.add_argument("--gpu-sku", metavar="SKU", help="SKU they were measured on; default: from the device name")
-    add_thresholds(paik)
+    usual = f"default: {THRESHOLDS} here, else the packaged one"
+    paik.add_argument("--thresholds", type=Path, metavar="FILE", help=usual)
     add = _command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark").add_argument
     add("file", type=Path, metavar="FILE", help="file written by its --json")
     thresholds = commands.add_parser("thresholds", help="show and check thresholds, print their JSON schema")
@@ -147,7 +147,8 @@ def parser_of_commands() -> argparse.ArgumentParser:
     add_calibrate(commands)
     add_compare(commands)
     _add_scaling(commands)
-    add_simulate(commands)
+    _later(commands, "simulate", "simulate.simulate_command",
+        "make a run directory of a cluster that was never measured, sound or with faults")  # fmt: skip
     _later(commands, "find-max-batch", "find_batch.find_max_batch",
         "find the largest per-GPU batch that trains within the memory, on this node's GPUs")  # fmt: skip
     add_suite(commands)

@@ -17,7 +17,6 @@ from pytest_ddpscale.plugin import items as of_items
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.plugin.items import SESSION, SETTINGS, SOURCE, TOLD, Told, case_of, source_of
 from pytest_ddpscale.settings import OPTIONS, REMOVED_OPTIONS, settings_from
-from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import packaged, refuse_archive
 
 ACCEPTANCE = "acceptance"
@@ -44,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
     """Have pytest name the option that a misspelt one resembles, should it refuse that."""
+    from pytest_ddpscale.util.nearest import did_you_mean
+
     known = [option.flag for option in OPTIONS.values()]
     typed = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
     near = [did_you_mean(flag, known, 0.7).removeprefix("; ") for flag in typed if flag not in known]

@@ -7,7 +7,7 @@ a test as passed although the session was interrupted during it.
 from __future__ import annotations
 
 import contextlib
-import math
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,8 @@ class _Concluded:
             summary = json_report["summary"]
             summary["passed"] -= len(interrupted)
             summary["error"] = summary.get("error", 0) + len(interrupted)
-        finite = _finite(json_report)
+        # As it would be written, with None in place of NaN and infinities.
+        finite = json.loads(json.dumps(json_report, default=str), parse_constant=lambda _: None)
         json_report.clear()
         json_report.update(finite)
 
@@ -107,12 +108,3 @@ def _values(verdict: Verdict) -> dict[str, object]:
         "margin": verdict.margin,
         "culprits": [culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits],
     }
-
-
-def _finite(content: Any) -> Any:
-    """The content with None in place of NaN and infinities."""
-    if isinstance(content, dict):
-        return {key: _finite(one) for key, one in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(one) for one in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
