@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -68,3 +70,11 @@ def test_without_a_command_the_help_is_printed_and_nothing_was_done(
 ) -> None:
     assert exit_code(*group.split()) == USER_ERROR, "a script with an empty variable must not go on"
     assert capsys.readouterr().out.startswith(f"usage: {f'ddpscale {group}'.strip()} [-h]")
+
+
+def test_help_imports_no_library() -> None:
+    code = (
+        "import sys; from pytest_ddpscale.cli import parser_of_commands; parser_of_commands().format_help()\n"
+        "sys.exit({'torch', 'numpy', 'msgspec', 'pydantic', 'yaml', 'matplotlib', 'pytest'} & {*sys.modules} or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
