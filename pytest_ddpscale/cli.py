@@ -10,6 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,12 @@ from pytest_ddpscale.calibrate.calibrate_command import add_calibrate
 from pytest_ddpscale.compare.compare_command import add_compare
 from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError
 from pytest_ddpscale.settings import OPTIONS
-from pytest_ddpscale.simulate.simulate_command import add_simulate, add_thresholds
 from pytest_ddpscale.suites.registry import add_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
-from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, add_help, parsed
+from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, commands_of, parsed
+from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.nearest import did_you_mean
-from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
+from pytest_ddpscale.util.packaged import THRESHOLDS, refuse_archive, usual_thresholds
 
 GANG_FAILED = 3
 INTERRUPTED = 130  # the shells' code for Ctrl-C
@@ -103,41 +104,56 @@ def parser_of_commands() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND")
     add_init(commands)
-    of_tool = commands.add_parser("import", help="read another tool's result files")
-    tools = of_tool.add_subparsers(metavar="TOOL")
+    tools = commands.add_parser("import", help="read another tool's result files").add_subparsers(metavar="TOOL")
     paik = _command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark")
     paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
     paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
     paik.add_argument("--gpu-sku", metavar="SKU", help="SKU they were measured on; default: from the device name")
-    add_thresholds(paik)
-    benchmark = _command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark")
-    benchmark.add_argument("file", type=Path, metavar="FILE", help="file written by its --json")
-    file = commands.add_parser("thresholds", help="show and check thresholds, print their JSON schema")
-    actions = file.add_subparsers(metavar="ACTION")
+    usual = f"default: {THRESHOLDS} here, else the packaged one"
+    paik.add_argument("--thresholds", type=Path, metavar="FILE", help=usual)
+    add = _command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark").add_argument
+    add("file", type=Path, metavar="FILE", help="file written by its --json")
+    thresholds = commands.add_parser("thresholds", help="show and check thresholds, print their JSON schema")
+    actions = thresholds.add_subparsers(metavar="ACTION")
     add_show(actions, os.environ.get(OPTIONS["thresholds"].variable))
     add_check(actions)
-    runs = _command(commands, "runs", _runs, "list the runs in a folder with their outcomes")
-    runs.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="default: ddpscale-runs here")
-    report = _command(commands, "report", _report, "print a run's outcome and rewrite its report files")
-    report.add_argument("directory", type=Path, metavar="RUN_DIR", help="or RUN_DIR/judged-N")
-    report.add_argument("-v", "--verbose", action="store_true", help="print the table of all requirements")
-    report.add_argument("--open", action="store_true", help="show report.html in a browser")
-    culprits = _command(commands, "culprits", _culprits, "list hosts that runs reject, clear or flag for inspection")
-    culprits.add_argument("directories", type=Path, nargs="+", metavar="RUN_DIR", help="or RUN_DIR/judged-N")
-    culprits.add_argument("--rehearse", action="store_true",
-        help="treat simulated runs as if they had been measured")  # fmt: skip
-    culprits.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
-    explain = _command(commands, "explain", _explain, "what a cause of a report is, and what to do about it")
-    explain.add_argument("cause", metavar="ID", help="as reports name it, such as slow-gpu")
-    _add_history(commands)
+    add = _command(commands, "runs", _runs, "list the runs in a folder with their outcomes").add_argument
+    add("folder", type=Path, nargs="?", metavar="FOLDER", help="default: ddpscale-runs here")
+    add = _command(commands, "report", _report, "print a run's outcome and rewrite its report files").add_argument
+    add("directory", type=Path, metavar="RUN_DIR", help="or RUN_DIR/judged-N")
+    add("-v", "--verbose", action="store_true", help="print the table of all requirements")
+    add("--open", action="store_true", help="show report.html in a browser")
+    what = "list hosts that runs reject, clear or flag for inspection"
+    add = _command(commands, "culprits", _culprits, what).add_argument
+    add("directories", type=Path, nargs="+", metavar="RUN_DIR", help="or RUN_DIR/judged-N")
+    add("--rehearse", action="store_true", help="treat simulated runs as if they had been measured")
+    add("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
+    add = _command(commands, "explain", _explain, "what a cause of a report is, and what to do about it").add_argument
+    add("cause", metavar="ID", help="as reports name it, such as slow-gpu")
+    what, variable = "show what nodes reached in earlier runs, and whether they still do", OPTIONS["history"].variable
+    add = _command(commands, "history", _history, what).add_argument
+    add("node", nargs="?", metavar="NODE", help="default: a line for every node")
+    add("--history", type=Path, metavar="FILE", default=os.environ.get(variable) or None,
+        help="history file, one per cluster since nodes are known by name; default: "
+             f"${variable}, else ddpscale-runs/history.sqlite here")  # fmt: skip
+    add("--gpu-sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
+    add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
+    add("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
+        help="add judged runs, each once; print only what was added")  # fmt: skip
+    add("--forget", metavar="NODE",
+        help="remove what a node reached, as after an update: its next runs become a new baseline")  # fmt: skip
     add_calibrate(commands)
     add_compare(commands)
-    add_simulate(commands)
-    _later(commands, "find-max-batch", _add_find_max_batch,
+    _later(commands, "simulate", "simulate.simulate_command",
+        "make a run directory of a cluster that was never measured, sound or with faults")  # fmt: skip
+    _later(commands, "find-max-batch", "find_batch.find_max_batch",
         "find the largest per-GPU batch that trains within the memory, on this node's GPUs")  # fmt: skip
     add_suite(commands)
-    _later(commands, "make-dataset", _add_make_dataset, "write a folder of JPEG images to train on, by class")
-    add_help(parser, EXAMPLES, _exit_codes)
+    _later(commands, "make-dataset", "datasets.make_dataset", "write a folder of JPEG images to train on, by class")
+    for words, command in commands_of(parser):
+        example = f"example:\n  ddpscale {EXAMPLES[words]}\n\n" if words in EXAMPLES else ""
+        codes = [f"  {code:>3}  {meaning}" for code, meaning in _exit_codes(words)]
+        command.epilog = "\n".join([f"{example}exit codes:", *codes])
     return parser
 
 
@@ -163,42 +179,24 @@ def _command(
     return command
 
 
-def _later(commands: Commands, name: str, add: Callable[[CommandParser], None], explanation: str) -> None:
+def _later(commands: Commands, name: str, module: str, explanation: str) -> None:
+    """Add a command whose options a module adds, which is imported once it is typed."""
     command = commands.add_parser(name, help=explanation)
     assert isinstance(command, CommandParser)  # as is its parent
-    command.later = add
-
-
-def _add_find_max_batch(command: CommandParser) -> None:
-    from pytest_ddpscale.find_batch.find_max_batch import add_options
-
-    add_options(command)
-
-
-def _add_make_dataset(command: CommandParser) -> None:
-    from pytest_ddpscale.datasets.make_dataset import add_options
-
-    add_options(command)
+    command.later = lambda parser: import_module(f"pytest_ddpscale.{module}").add_options(parser)
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
     """Print completions for the shell and end the process."""
     import argcomplete
 
-    for action in _actions(parser):
-        if "--gpu-sku" in action.option_strings:
-            vars(action)["completer"] = _sku_names
+    for _, command in commands_of(parser):
+        assert isinstance(command, CommandParser)
+        command.complete()
+        for action in command._actions:
+            if "--gpu-sku" in action.option_strings:
+                vars(action)["completer"] = _sku_names
     argcomplete.autocomplete(parser)
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    if isinstance(parser, CommandParser):
-        parser.complete()
-    for action in parser._actions:  # argparse has no public access to them
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from _actions(command)
 
 
 def _sku_names(**_: object) -> list[str]:
@@ -274,21 +272,17 @@ def _columns() -> int:
     return shutil.get_terminal_size((100, 24)).columns
 
 
-def _culprits(arguments: argparse.Namespace) -> None:
+def _culprits(arguments: argparse.Namespace) -> int:
     from pytest_ddpscale.report.culprits import HostFinding, read_findings, settled, text_lines, tsv_lines
     from pytest_ddpscale.run.run_json import WATERMARK
 
     found: list[HostFinding] = []
-
-    def read(directory: Path) -> None:
-        found.extend(read_findings(directory, rehearses=arguments.rehearse))
-
     if arguments.rehearse and arguments.format == "text":
         print(f"Rehearsal. {WATERMARK}.")
-    errors = _errors(arguments.directories, read)
+    code = _each(arguments.directories, lambda one: found.extend(read_findings(one, rehearses=arguments.rehearse)))
     for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(found)):
         print(line)
-    _raise(errors)
+    return code
 
 
 def _explain(arguments: argparse.Namespace) -> None:
@@ -303,81 +297,45 @@ def _explain(arguments: argparse.Namespace) -> None:
     print(textwrap.fill(kind.paragraph, _columns(), break_long_words=False, break_on_hyphens=False))
 
 
-def _errors(directories: Sequence[Path], take: Callable[[Path], None]) -> list[BadInput]:
-    """Apply `take` to each run directory; return the errors, so that one bad run does not hide the others."""
-    errors: list[BadInput] = []
+def _each(directories: Sequence[Path], take: Callable[[Path], object]) -> int:
+    """Apply `take` to each run directory, so that one bad run does not hide the others. Returns the exit code."""
+    code = 0
     for directory in directories:
         try:
             take(directory)
         except HistoryError:
             raise
         except BadInput as error:
-            errors.append(error)
-    return errors
+            print(f"ddpscale: {error}", file=sys.stderr)
+            code = USER_ERROR
+    return code
 
 
-def _raise(errors: Sequence[BadInput]) -> None:
-    for further in errors[1:]:
-        print(f"ddpscale: {further}", file=sys.stderr)
-    if errors:
-        raise errors[0]
-
-
-def _add_history(commands: Commands) -> None:
-    command = _command(
-        commands, "history", _history, "show what nodes reached in earlier runs, and whether they still do"
-    )
-    command.add_argument("node", nargs="?", metavar="NODE", help="default: a line for every node")
-    command.add_argument("--history", type=Path, metavar="FILE",
-        default=os.environ.get(OPTIONS["history"].variable) or None,
-        help="history file, one per cluster since nodes are known by name; default: "
-             f"${OPTIONS['history'].variable}, else ddpscale-runs/history.sqlite here")  # fmt: skip
-    command.add_argument("--gpu-sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
-    command.add_argument("--format", choices=("text", "json"), default="text", help="default: %(default)s")
-    command.add_argument("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
-        help="add judged runs, each once; print only what was added")  # fmt: skip
-    command.add_argument("--forget", metavar="NODE",
-        help="remove what a node reached, as after an update: its next runs become a new baseline")  # fmt: skip
-
-
-def _history(arguments: argparse.Namespace) -> None:
+def _history(arguments: argparse.Namespace) -> int:
     from pytest_ddpscale.history.regression import read_histories
-    from pytest_ddpscale.history.store import DEFAULT_HISTORY
+    from pytest_ddpscale.history.store import DEFAULT_HISTORY, add_run, forget
     from pytest_ddpscale.report.listings import json_text, node_lines, overview_lines
 
-    file: Path = arguments.history or DEFAULT_HISTORY
+    file, node, sku, gone = arguments.history or DEFAULT_HISTORY, arguments.node, arguments.gpu_sku, arguments.forget
     if arguments.add:
-        _add_to_history(file, arguments)
-        return
-    if arguments.forget is not None:
-        _forget(file, arguments)
-        return
-    nodes = read_histories(file, arguments.gpu_sku, arguments.node)
+        if (node, sku, gone) != (None, None, None):
+            raise OptionError("--add", "found NODE, --gpu-sku or --forget with it", "run directories only")
+        words = {"added": "added", "replaced": "replaced the earlier version", "known": "already in the history"}
+        return _each(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}"))
+    if gone is not None:
+        if node is not None:
+            raise OptionError("--forget", f"found {node!r} beside it", "one node")
+        print(f"{gone}: {count_text(forget(file, gone, sku), 'run')} forgotten")
+        return 0
+    nodes = read_histories(file, sku, node)
     if arguments.format == "json":
         print(json_text(nodes))
-        return
-    if arguments.node is None:
+    elif node is None:
         print("\n".join(overview_lines(nodes)))
-    for node in nodes if arguments.node is not None else ():
-        print("\n".join((*node_lines(node), "")))
-
-
-def _forget(file: Path, arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.history.store import forget
-
-    if arguments.node is not None:
-        raise OptionError("--forget", f"found {arguments.node!r} beside it", "one node")
-    number = forget(file, arguments.forget, arguments.gpu_sku)
-    print(f"{arguments.forget}: {number} {'run' if number == 1 else 'runs'} forgotten")
-
-
-def _add_to_history(file: Path, arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.history.store import add_run
-
-    if arguments.node is not None or arguments.gpu_sku is not None or arguments.forget is not None:
-        raise OptionError("--add", "found NODE, --gpu-sku or --forget with it", "run directories only")
-    words = {"added": "added", "replaced": "replaced the earlier version", "known": "already in the history"}
-    _raise(_errors(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}")))
+    else:
+        for one in nodes:
+            print("\n".join((*node_lines(one), "")))
+    return 0
 
 
 if __name__ == "__main__":  # where the command is not on PATH

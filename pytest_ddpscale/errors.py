@@ -6,6 +6,8 @@ traceback is needed.
 
 from __future__ import annotations
 
+from pytest_ddpscale.util.printable import printable
+
 
 class DdpscaleError(Exception):
     """Base of all errors this package raises on purpose.
@@ -29,12 +31,7 @@ class DdpscaleError(Exception):
         if self.expected:
             text += f"; expected {self.expected}"
         text += "" if text.endswith("?") else "."
-        return _printable(f"{text} {self.action}" if self.action else text)
-
-
-def _printable(text: str) -> str:
-    """Escape control characters in user input, which could reprogram a terminal or fail to display."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+        return printable(f"{text} {self.action}" if self.action else text, has_lines=True)
 
 
 class BadInput(DdpscaleError):

@@ -40,8 +40,9 @@ _SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "tr
 
 T = TypeVar("T")
 # What an option is about. "one run": this run or its selection of requirements; commands that remeasure a requirement
-# omit these options. "measuring": contradicts --ddp-judge. "judging": how to judge what was measured.
-About = Literal["one run", "measuring", "judging"]
+# omit these options. "measuring": contradicts --ddp-judge. "judging": how to judge what was measured. "removed": its
+# explanation says what to use instead.
+About = Literal["one run", "measuring", "judging", "removed"]
 
 
 class Option(NamedTuple):
@@ -81,7 +82,8 @@ class Option(NamedTuple):
     @property
     def help(self) -> str:
         """One line for ``--help``."""
-        return f"{self.explanation}; default: {self.default}" if self.default else self.explanation
+        removed = "removed; " if self.about == "removed" else ""
+        return f"{removed}{self.explanation}; default: {self.default}".removesuffix("; default: ")
 
 
 def read_value(where: str, text: str, parse: Callable[[str], T]) -> T:
@@ -369,12 +371,16 @@ OF_ANY_RUN = (
 )  # fmt: skip
 
 
-# Options that went, and what to use instead.
-REMOVED_OPTIONS = {
-    Option(name.removeprefix("pytest "), None, str, "", "", "judging"): f"instead: {instead}"
-    for name, instead in REMOVED.items()
-    if name.startswith("pytest ")
-}
+REMOVED_OPTIONS = [
+    Option(name.removeprefix("pytest "), "VALUE", str, "", f"instead: {instead}", "removed", alone="true")
+    for name, instead in REMOVED.items() if name.startswith("pytest ")
+]  # fmt: skip
+# Options that exclude each other, by attribute; those of measuring only if typed, because a site's ini file and
+# environment serve measuring and judging runs alike. A resumed run is measured, in its own directory.
+CONFLICTS = (
+    ("resume", "judge"), ("resume", "run_dir"),
+    *((name, "judge") for name, option in OPTIONS.items() if option.about == "measuring"),
+)  # fmt: skip
 
 
 def refuse_unread_variables(environ: Mapping[str, str]) -> None:
@@ -383,14 +389,15 @@ def refuse_unread_variables(environ: Mapping[str, str]) -> None:
     Raises:
         OptionError: one is set; the message says what to write instead.
     """
-    instead = {option.variable: said for option, said in REMOVED_OPTIONS.items()}
-    for option in OPTIONS.values():
-        if not option.in_environment:
-            typed = f"{option.flag}={option.metavar}" if option.metavar else option.flag
-            instead[option.variable] = f"{typed} on the command line, or {option.name} in the ini file"
-    for name, expected in instead.items():
-        if environ.get(name):
-            raise OptionError(name, "is set, but not read from the environment", expected, f"Unset {name}.")
+    for option in (*REMOVED_OPTIONS, *OPTIONS.values()):
+        if option.in_environment or not environ.get(option.variable):
+            continue
+        typed = f"{option.flag}={option.metavar}" if option.metavar else option.flag
+        expected = f"{typed} on the command line, or {option.name} in the ini file"
+        if option.about == "removed":
+            expected = option.explanation
+        found = "is set, but not read from the environment"
+        raise OptionError(option.variable, found, expected, f"Unset {option.variable}.")
 
 
 class _Given(NamedTuple):
@@ -414,10 +421,9 @@ def settings_from(
     Raises:
         OptionError: a value is invalid; the message says where it came from.
     """
-    for gone, instead in REMOVED_OPTIONS.items():
-        found = _find(gone, options, ini, environ)
-        if found.text:
-            raise OptionError(found.where, "was removed", instead)
+    for gone in REMOVED_OPTIONS:
+        if (found := _find(gone, options, ini, environ)).text:
+            raise OptionError(found.where, "was removed", gone.explanation)
     given = {attribute: _find(option, options, ini, environ) for attribute, option in OPTIONS.items()}
     values = {attribute: one.read(OPTIONS[attribute]) for attribute, one in given.items() if one.text}
     settings = Settings(**values, sku_was_given=bool(given["gpu_sku"].text))
@@ -442,26 +448,20 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
 
 
 def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
-    """Refuse options that contradict each other. Raises OptionError.
-
-    Beside --ddp-judge, and --ddp-rehearse without it, only on the command line: a site's ini file and environment
-    serve measuring and judging runs alike.
-    """
-    typed = [name for name, one in given.items() if one.text and one.where.startswith("--")]
-    limit_s = settings.inactivity_limit_s
-    measuring = (name for name in typed if OPTIONS[name].about == "measuring")
-    # A resumed run is measured, in its own directory.
-    for name, beside in (("resume", "judge"), ("resume", "run_dir"), *((name, "judge") for name in measuring)):
+    """Refuse options that contradict each other. Raises OptionError."""
+    typed = {name for name, one in given.items() if one.text and one.where.startswith("--")}
+    for name, beside in CONFLICTS:
         one, other = given[name], given[beside]
-        if one.text and other.text:
+        if other.text and (name in typed or (name == "resume" and one.text)):
             which = ", which measures nothing" if beside == "judge" else ""
             found = f"found {one.text!r} together with {other.where}={other.text}{which}"
             raise OptionError(one.where, found, f"one of {one.where} and {other.where}")
     if "rehearse" in typed and not given["judge"].text:
-        where, expected = given["rehearse"].where, "--ddp-judge=RUN_DIR of a simulated run"
-        raise OptionError(where, "found without --ddp-judge", expected)
-    for name in ("block_s", "warm_up_s"):
-        if (getattr(settings, name) or 0.0) > limit_s / 2:
+        expected = "--ddp-judge=RUN_DIR of a simulated run"
+        raise OptionError(given["rehearse"].where, "found without --ddp-judge", expected)
+    limit_s = settings.inactivity_limit_s
+    for name, value_s in (("block_s", settings.block_s), ("warm_up_s", settings.warm_up_s)):
+        if (value_s or 0.0) > limit_s / 2:
             expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
             raise _refused(given[name].where, given[name].text, expected)
     keys = [key for key, _ in settings.note]

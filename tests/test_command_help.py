@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 
 import pytest
 
 from pytest_ddpscale.cli import EXAMPLES, main, parser_of_commands
 from pytest_ddpscale.util.command_parser import USER_ERROR, commands_of, parsed
 
-COMMANDS = dict(commands_of(parser_of_commands()))
+EVERY = dict(commands_of(parser_of_commands()))
+COMMANDS = {words: command for words, command in EVERY.items() if command._subparsers is None}
 
 
 def exit_code(*arguments: str) -> int:
@@ -67,3 +70,11 @@ def test_without_a_command_the_help_is_printed_and_nothing_was_done(
 ) -> None:
     assert exit_code(*group.split()) == USER_ERROR, "a script with an empty variable must not go on"
     assert capsys.readouterr().out.startswith(f"usage: {f'ddpscale {group}'.strip()} [-h]")
+
+
+def test_help_imports_no_library() -> None:
+    code = (
+        "import sys; from pytest_ddpscale.cli import parser_of_commands; parser_of_commands().format_help()\n"
+        "sys.exit({'torch', 'numpy', 'msgspec', 'pydantic', 'yaml', 'matplotlib', 'pytest'} & {*sys.modules} or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

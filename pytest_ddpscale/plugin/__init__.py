@@ -5,7 +5,6 @@ Loading this module costs a few milliseconds: everything heavy is imported where
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -14,40 +13,32 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.plugin.active import (
-    SESSION,
-    SETTINGS,
-    SOURCE,
-    TOLD,
-    Told,
-    nothing_runs,
-    session_of,
-    source_of,
-)
+from pytest_ddpscale.plugin import items as of_items
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
-from pytest_ddpscale.plugin.other_plugins import lift_time_limit, refuse_marks, refuse_options
-from pytest_ddpscale.plugin.selection import case_of, is_empty, marked_metrics, uses
+from pytest_ddpscale.plugin.items import SESSION, SETTINGS, SOURCE, TOLD, Told, case_of, source_of
 from pytest_ddpscale.settings import OPTIONS, REMOVED_OPTIONS, settings_from
-from pytest_ddpscale.util.packaged import refuse_archive
+from pytest_ddpscale.util.packaged import packaged, refuse_archive
 
 ACCEPTANCE = "acceptance"
 _REFUSED = "ddpscale_refusal"  # key under which an xdist worker leaves its error
+_NOTHING_ASKED = (
+    "no test here uses `requirement`, so nothing would be measured or judged; expected the acceptance tests. "
+    "Run them with `pytest --gpu-sku=SKU --pyargs pytest_ddpscale.acceptance`, or copy them with "
+    "`ddpscale init DIR`."
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the command-line options, each also an ini key."""
     group = parser.getgroup("ddpscale", "GPU cluster acceptance")
-    for option in OPTIONS.values():
+    for option in (*OPTIONS.values(), *REMOVED_OPTIONS):
+        how: dict[str, Any] = {"action": "append" if option.repeats else "store", "metavar": option.metavar}
         if option.metavar is None:
-            group.addoption(option.flag, action="store_true", default=False, help=option.help)
-        else:
-            more = {"nargs": "?", "const": option.alone} if option.alone else {}
-            more |= {"action": "append"} if option.repeats else {}
-            group.addoption(option.flag, metavar=option.metavar, default=None, help=option.help, **more)
+            how = {"action": "store_true"}
+        elif option.alone:
+            how |= {"nargs": "?", "const": option.alone}
+        group.addoption(option.flag, default=None, help=option.help, **how)
         parser.addini(option.name, option.help, default="")
-    for option, instead in REMOVED_OPTIONS.items():
-        group.addoption(option.flag, nargs="?", const=True, default=None, help=argparse.SUPPRESS)
-        parser.addini(option.name, f"removed; {instead}", default="")
 
 
 def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
@@ -66,17 +57,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read the settings; if a SKU but no test is named, run the acceptance tests."""
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
     config.addinivalue_line("markers", "node_health: tests for a nightly check of one node, in minutes")
-    try:
-        ini = {option.name: config.getini(option.name) for option in (*OPTIONS.values(), *REMOVED_OPTIONS)}
+    ini = {option.name: config.getini(option.name) for option in (*OPTIONS.values(), *REMOVED_OPTIONS)}
+    with of_items.usage_errors():
         settings = settings_from(vars(config.option), ini)
         is_used = settings.sku_was_given or settings.judge is not None or settings.resume is not None
         if is_used:
             refuse_archive()
-    except BadInput as error:
-        raise pytest.UsageError(str(error)) from None
     config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
     if is_used:
-        refuse_options(config)
+        of_items.refuse_options(config)
     # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
     if _was_asked(config):
         _default_to_acceptance_tests(config)
@@ -85,12 +74,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Generate one item per requirement of the marked metrics."""
     told = metafunc.config.stash[TOLD]
-    if not uses(metafunc.definition, "requirement") or told.refusal:
+    if not of_items.uses(metafunc.definition, "requirement") or told.refusal:
         return
     from pytest_ddpscale.thresholds.cases import nightly_uniformity
 
     try:
-        metrics = marked_metrics(metafunc.definition)
+        metrics = of_items.marked_metrics(metafunc.definition)
         every = source_of(metafunc.config).cases
         cases = [case for case in every if case.requirement.metric in metrics]
         nightly = nightly_uniformity(every)
@@ -103,11 +92,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Keep the file name in ids of packaged tests, so they can be pasted; pytest drops it outside of its root."""
-    if not _was_asked(parent.config):
-        return None
-    from pytest_ddpscale.util.packaged import packaged
-
-    if module_path.parent != packaged(ACCEPTANCE) or module_path.is_relative_to(parent.config.rootpath):
+    if (
+        not _was_asked(parent.config)
+        or module_path.parent != packaged(ACCEPTANCE)
+        or module_path.is_relative_to(parent.config.rootpath)
+    ):
         return None
     module: pytest.Module = pytest.Module.from_parent(parent, path=module_path, nodeid=module_path.name)
     return module
@@ -118,13 +107,13 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     """Drop tests of metrics without requirements before pytest counts them."""
     report = yield
     if report.passed:
-        report.result = [one for one in report.result if not is_empty(one)]
+        report.result = [one for one in report.result if not of_items.is_empty(one)]
     return report
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Let ``-k`` select an item by its requirement's id, ``peak_memory_gib[resnet50-8gpu]``, as in reports."""
-    lift_time_limit(item)
+    of_items.lift_time_limit(item)
     case = case_of(item)
     if case is not None:
         item.extra_keyword_matches.add(case.id)
@@ -138,12 +127,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise refusal
         config.workeroutput[_REFUSED] = str(refusal)
     wanted = config.stash[SETTINGS].world_sizes
-    if wanted is None:
-        return
     unsized = ("check", "node")  # requirements on nodes have no world size
-    cases = [(item, case) for item in items if (case := case_of(item))]
-    sized = [(item, case) for item, case in cases if case.requirement.definition.subject not in unsized]
-    unwanted = [item for item, case in sized if case.world_size not in wanted]
+    unwanted = [
+        item for item in items if wanted is not None and (case := case_of(item))
+        and case.requirement.definition.subject not in unsized and case.world_size not in wanted
+    ]  # fmt: skip
     if unwanted:
         config.hook.pytest_deselected(items=unwanted)
         items[:] = [item for item in items if item not in unwanted]
@@ -154,22 +142,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
     if sys.exc_info()[1] is not None:
         return  # pytest also calls this hook while it handles an interrupt or a missing file
-    cases = [case for item in session.items if (case := case_of(item))]
-    if not cases:
-        _refuse_if_nothing_was_asked(session.config)
+    config = session.config
+    if not (cases := [case for item in session.items if (case := case_of(item))]):
+        # pytest calls this hook after a refusal too; another error would hide it.
+        was_refused = config.stash[TOLD].refusal is not None
+        if _was_asked(config) and not (was_refused or SOURCE in config.stash or hasattr(config, "workerinput")):
+            raise pytest.UsageError(_NOTHING_ASKED)  # a green run would have measured nothing
         return
-    source = source_of(session.config)
-    refuse_marks(session.config, session.items)
-    try:
+    source = source_of(config)
+    of_items.refuse_marks(config, session.items)
+    with of_items.usage_errors():
         source.select(cases)
-        if not nothing_runs(session.config):
-            source.open_run()
-            session_of(session.config).interim.begin()
+        if not of_items.nothing_runs(config):
             from pytest_ddpscale.plugin.json_report import report_as_json
 
+            source.open_run()
+            of_items.session_of(config).interim.begin()
             report_as_json(session, source)
-    except BadInput as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
@@ -180,26 +169,26 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
         return ["ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine, `pytest --gpu-sku=cpu` its CPU"]
     if source is None or source.plan is None:
         return []
-    from pytest_ddpscale.plugin.console import wrapped
     from pytest_ddpscale.report.listings import plan_lines, shortened
 
-    thresholds = source.subject.thresholds
-    extends = "".join(f", which extends {path}" for path, _ in thresholds.extended)
-    is_quiet = config.get_verbosity() < 0 and not config.option.collectonly
-    by = [] if is_quiet else [f"ddpscale judges by {thresholds.path}{extends}{source.announcement}"]
-    odd = thresholds.remarks(source.subject.sku)
-    if odd and not is_quiet:
-        more = f" ({len(odd) - 1} more: ddpscale thresholds check {thresholds.path})" if odd[1:] else ""
-        by.append(f"remark: {odd[0]}{more}")
-    if source.plan_to_measure is None:
-        return by
-    isolate, samples_per_s = source.subject.settings.is_isolated, source.expected_samples_per_s
-    lines = plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, samples_per_s=samples_per_s)
+    subject, thresholds, lines = source.subject, source.subject.thresholds, list[str]()
     is_whole = config.option.collectonly or config.get_verbosity() > 0
-    by += wrapped(config, lines if is_whole else shortened(lines))
+    if is_whole or config.get_verbosity() == 0:
+        extends = "".join(f", which extends {path}" for path, _ in thresholds.extended)
+        lines = [f"ddpscale judges by {thresholds.path}{extends}{source.announcement}"]
+        if odd := thresholds.remarks(subject.sku):
+            more = f" ({len(odd) - 1} more: ddpscale thresholds check {thresholds.path})" if odd[1:] else ""
+            lines.append(f"remark: {odd[0]}{more}")
+    if source.plan_to_measure is None:
+        return lines
+    told = plan_lines(
+        source.plan_to_measure, len(source.selected), isolate=subject.settings.is_isolated,
+        samples_per_s=source.expected_samples_per_s,
+    )  # fmt: skip
+    lines += of_items.wrapped(config, told if is_whole else shortened(told))
     if source.run is not None:
-        by.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")
-    return by
+        lines.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")
+    return lines
 
 
 @pytest.hookimpl(wrapper=True)
@@ -209,25 +198,18 @@ def pytest_runtest_makereport(
     """A failed requirement shows its explanation; one that only warns is an expected failure."""
     case = case_of(item)
     if case is not None and call.when == "call" and SESSION in item.config.stash:
-        from pytest_ddpscale.plugin.conclusion import record_verdict
+        from pytest_ddpscale.plugin.end import record_verdict
 
         record_verdict(item, case)
     report = yield
     if report.failed and call.excinfo is not None and call.excinfo.errisinstance(BadInput):
         report.longrepr = str(call.excinfo.value)  # the message says what to do; a traceback would not help
-    was_skipped = report.skipped and not hasattr(report, "wasxfail")
-    if case is None:
-        # If a site's own check fails, the machine is not accepted either.
-        if report.failed and SOURCE in item.config.stash:
-            from pytest_ddpscale.plugin.conclusion import spoil
+    was_skipped = case is not None and report.skipped and not hasattr(report, "wasxfail")
+    # If a site's own check fails, the machine is not accepted either.
+    if (report.failed or was_skipped) and SOURCE in item.config.stash:
+        from pytest_ddpscale.plugin.end import show_verdict
 
-            spoil(item, call, report)
-        return report
-    if not (report.failed or was_skipped):
-        return report
-    from pytest_ddpscale.plugin.conclusion import show_verdict
-
-    show_verdict(item, call, report)
+        show_verdict(item, call, report)
     return report
 
 
@@ -243,22 +225,20 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         if _was_asked(config) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = exitstatus
         return result
-    from pytest_ddpscale.plugin.conclusion import finish
+    from pytest_ddpscale.plugin.end import finish, print_summary
     from pytest_ddpscale.plugin.json_report import keep_json_report
 
     try:
-        finish(session, exitstatus, session_of(config))
+        finish(session, exitstatus, of_items.session_of(config))
         concluded = session.exitstatus
         result = yield
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = concluded  # no other plugin forgives a machine, or a session in which nothing ran
         keep_json_report(config, source.run.path)
         # Another plugin (pytest-rich) has removed pytest's reporter, and with it its hooks.
-        if not (config.pluginmanager.hasplugin("terminalreporter") or config.pluginmanager.is_blocked("terminal")):
-            from pytest_ddpscale.plugin.console import print_summary
-
-            if judgement := config.stash[TOLD].judgement:
-                print_summary(pytest.TerminalReporter(config, sys.stdout), config, judgement)
+        plugins, judgement = config.pluginmanager, config.stash[TOLD].judgement
+        if judgement and not (plugins.hasplugin("terminalreporter") or plugins.is_blocked("terminal")):
+            print_summary(pytest.TerminalReporter(config, sys.stdout), config, judgement)
     finally:
         source.release()
     return result
@@ -273,7 +253,7 @@ def pytest_terminal_summary(
     if told.judgement is None or config.get_verbosity() > 0:
         yield
     else:
-        from pytest_ddpscale.plugin.console import only_other_failures
+        from pytest_ddpscale.plugin.end import only_other_failures
 
         with only_other_failures(terminalreporter):
             yield
@@ -283,7 +263,7 @@ def pytest_terminal_summary(
         for problem in told.problems:
             terminalreporter.write_line(f"ddpscale: {problem}", red=True)
     else:
-        from pytest_ddpscale.plugin.console import print_summary
+        from pytest_ddpscale.plugin.end import print_summary
 
         print_summary(terminalreporter, config, told.judgement)
 
@@ -293,23 +273,6 @@ def pytest_testnodedown(node: Any) -> None:
     """Take over an xdist worker's error, which would be an internal error if raised there."""
     if message := getattr(node, "workeroutput", {}).get(_REFUSED):
         node.config.stash[TOLD].workers_refusal = message
-
-
-def _refuse_if_nothing_was_asked(config: pytest.Config) -> None:
-    """Refuse a SKU on the command line without a test that judges it: a green run would have measured nothing.
-
-    Raises:
-        pytest.UsageError: no collected test uses `requirement`.
-    """
-    # pytest calls this hook after a refusal too; another error would hide it.
-    was_refused = config.stash[TOLD].refusal is not None
-    if not _was_asked(config) or was_refused or SOURCE in config.stash or hasattr(config, "workerinput"):
-        return
-    raise pytest.UsageError(
-        "no test here uses `requirement`, so nothing would be measured or judged; expected the acceptance tests. "
-        "Run them with `pytest --gpu-sku=SKU --pyargs pytest_ddpscale.acceptance`, or copy them with "
-        "`ddpscale init DIR`."
-    )
 
 
 def _was_asked(config: pytest.Config) -> bool:
@@ -323,8 +286,6 @@ def _default_to_acceptance_tests(config: pytest.Config) -> None:
 
     A node id printed by pytest, ``test_scaling.py::…``, is found from any directory.
     """
-    from pytest_ddpscale.util.packaged import packaged
-
     here = Path(config.invocation_params.dir)
     tests = here / ACCEPTANCE if (here / ACCEPTANCE).is_dir() else packaged(ACCEPTANCE)
     if config.args_source == pytest.Config.ArgsSource.INVOCATION_DIR:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_ddpscale.plugin.items import session_of, source_of, wrapped
 from pytest_ddpscale.util.printable import shell_line
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from pytest_ddpscale.session.evidence import EvidenceSource
     from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.thresholds.cases import AnyCase
+
+_LOG_EVERY_S = 60.0
 
 
 @dataclass(eq=False, repr=False)  # every pytest session creates the class, so keep that fast
@@ -127,8 +132,6 @@ class JudgeableRequirement:
 @pytest.fixture
 def requirement(request: pytest.FixtureRequest) -> JudgeableRequirement:
     """One requirement of the thresholds file, for a test marked ``requirement("metric")``."""
-    from pytest_ddpscale.plugin.active import source_of
-
     if not hasattr(request, "param"):
         raise pytest.UsageError(
             f"{request.node.nodeid} uses `requirement` without naming a metric; "
@@ -140,13 +143,40 @@ def requirement(request: pytest.FixtureRequest) -> JudgeableRequirement:
 @pytest.fixture(scope="session")
 def run(request: pytest.FixtureRequest) -> Run:
     """The measurements of this session."""
-    from pytest_ddpscale.plugin.active import session_of
-    from pytest_ddpscale.plugin.console import progress_listener
-
-    return Run(session_of(request.config), progress_listener(request.config))
+    return Run(session_of(request.config), _progress(request.config))
 
 
 @pytest.fixture
 def verdict(requirement: JudgeableRequirement, run: Run) -> ItemVerdict:
     """The verdict on one requirement, for a test marked ``requirement("metric")`` that calls ``verdict.check()``."""
     return requirement.judge(run)
+
+
+def _progress(config: pytest.Config) -> Listener:
+    """A listener that shows the progress of the session's run on the terminal, bypassing pytest's capturing."""
+    from pytest_ddpscale.report.while_measuring import Progress, load_warning
+
+    source = source_of(config)
+    reporter: Any = config.pluginmanager.getplugin("terminalreporter")
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    if source.plan_to_measure is None or reporter is None or capture is None:
+        return lambda record: None
+    last_shown_s = 0.0
+
+    def show(line: str, passing: bool) -> None:
+        nonlocal last_shown_s
+        if passing and not reporter.isatty and time.monotonic() - last_shown_s < _LOG_EVERY_S:
+            return  # a log file keeps every line, so show fewer
+        last_shown_s, line = time.monotonic(), f"  {line}"
+        with capture.global_and_fixture_disabled():
+            if passing and reporter.isatty:
+                reporter.rewrite(line[: reporter._tw.fullwidth - 1], erase=True)
+                return
+            reporter.ensure_newline()
+            for one in wrapped(config, [line]) if reporter.isatty else [line]:  # which stays one line in a log file
+                reporter.write_line(one)
+
+    if warning := load_warning(os.getloadavg()[0], os.cpu_count() or 1):
+        show(warning, False)
+    samples_per_s, budget_s = source.expected_samples_per_s, source.subject.settings.budget_s
+    return Progress(source.plan_to_measure, show, samples_per_s=samples_per_s, budget_s=budget_s)

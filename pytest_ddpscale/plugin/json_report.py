@@ -7,14 +7,13 @@ a test as passed although the session was interrupted during it.
 from __future__ import annotations
 
 import contextlib
-import math
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.plugin.active import TOLD
-from pytest_ddpscale.plugin.selection import case_of
+from pytest_ddpscale.plugin.items import TOLD, case_of
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.verdicts import Verdict
@@ -27,19 +26,19 @@ def report_as_json(session: pytest.Session, source: EvidenceSource) -> None:
     """Have pytest-json-report write into the run directory, and add our values to any report it writes."""
     from pytest_jsonreport.plugin import JSONReport
 
-    config = session.config
-    if not config.pluginmanager.hasplugin("terminalreporter"):  # pytest-json-report fails with -p no:terminal
+    config, plugins = session.config, session.config.pluginmanager
+    if not plugins.hasplugin("terminalreporter"):  # pytest-json-report fails with -p no:terminal
         return
-    if getattr(config, "_json_report", None) is None and config.pluginmanager.hasplugin("pytest_jsonreport"):
+    if getattr(config, "_json_report", None) is None and plugins.hasplugin("pytest_jsonreport"):
         assert source.run is not None
         config.option.json_report_verbosity = -1  # the summary names the run directory
         config.option.json_report_file = str(source.run.path / JSON_REPORT)
         reporter = JSONReport(config)
-        config.pluginmanager.register(reporter)
+        plugins.register(reporter)
         reporter.pytest_configure(config)
         reporter.pytest_sessionstart(session)
     if getattr(config, "_json_report", None) is not None:
-        config.pluginmanager.register(_Concluded(session, source.subject.sku))
+        plugins.register(_Concluded(session, source.subject.sku))
 
 
 def keep_json_report(config: pytest.Config, directory: Path) -> None:
@@ -67,9 +66,9 @@ class _Concluded:
     @pytest.hookimpl(trylast=True)  # after any other plugin that adds numbers
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
         """Add verdicts and outcome, turn interrupted tests into errors, and replace numbers that JSON lacks."""
-        judgement, outcome, lead = self._told.judgement, None, "; ".join(self._told.problems)
-        counts = ""
+        judgement = self._told.judgement
         verdicts: dict[str, Verdict] = {}
+        outcome, lead, counts = None, "; ".join(self._told.problems), ""
         if judgement is not None:
             from pytest_ddpscale.report.causes import counts_text, headline
 
@@ -90,7 +89,8 @@ class _Concluded:
             summary = json_report["summary"]
             summary["passed"] -= len(interrupted)
             summary["error"] = summary.get("error", 0) + len(interrupted)
-        finite = _finite(json_report)
+        # As it would be written, with None in place of NaN and infinities.
+        finite = json.loads(json.dumps(json_report, default=str), parse_constant=lambda _: None)
         json_report.clear()
         json_report.update(finite)
 
@@ -108,12 +108,3 @@ def _values(verdict: Verdict) -> dict[str, object]:
         "margin": verdict.margin,
         "culprits": [culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits],
     }
-
-
-def _finite(content: Any) -> Any:
-    """The content with None in place of NaN and infinities."""
-    if isinstance(content, dict):
-        return {key: _finite(one) for key, one in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(one) for one in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content

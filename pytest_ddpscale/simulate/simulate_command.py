@@ -1,6 +1,6 @@
 """`ddpscale simulate`.
 
-Every command imports this module, so heavy imports are inside the functions that use them.
+Its help needs this module, so heavy imports are inside the functions that use them.
 """
 
 from __future__ import annotations
@@ -9,34 +9,18 @@ import argparse
 import sys
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_ddpscale.settings import read_value
 from pytest_ddpscale.simulate.options import FAULTS, READ, TYPED, ClusterOptions, number, parse_faults
-from pytest_ddpscale.util.packaged import usual_thresholds
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+from pytest_ddpscale.util.packaged import THRESHOLDS, usual_thresholds
 
 MOST_SIMULATED_ROUNDS = 1000  # every arm of every round is a line
 
 
-def add_thresholds(command: argparse.ArgumentParser) -> None:
-    """Add `--thresholds` to a command that has no other source for them."""
-    command.add_argument(
-        "--thresholds",
-        type=Path,
-        metavar="FILE",
-        help="default: thresholds.yaml here, else the packaged one",
-    )
-
-
-def add_simulate(commands: Commands) -> None:
-    """Add `ddpscale simulate`."""
-    command = commands.add_parser(
-        "simulate", help="make a run directory of a cluster that was never measured, sound or with faults"
-    )
-    add_thresholds(command)
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `ddpscale simulate`."""
+    usual = f"default: {THRESHOLDS} here, else the packaged one"
+    command.add_argument("--thresholds", type=Path, metavar="FILE", help=usual)
     for flag, one in TYPED.items():
         default = "" if one.default in (None, MISSING) else f"; default: {one.default:g}"
         stands_for, text = one.metadata["metavar"], f"{one.metadata['help']}{default}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.util.nearest import did_you_mean
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
-ExitCodes = Callable[[str], Iterable[tuple[int, str]]]
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -22,13 +21,15 @@ class CommandParser(argparse.ArgumentParser):
 
     later: Callable[[CommandParser], None] | None = None
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.register("action", "parsers", _Commands)
+        self.set_defaults(parser=self, run=_print_help)
 
     def complete(self) -> None:
         """Add the options that were left for later."""
-        if self.later is not None:
-            later, self.later = self.later, None
+        later, self.later = self.later, None
+        if later is not None:
             later(self)
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
@@ -44,6 +45,19 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process."""
         self.exit(USER_ERROR, f"{self.prog}: {message}{'' if message.endswith('?') else '.'} See {self.prog} --help.\n")
+
+
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
+    def add_parser(self, name: str, **options: Any) -> Any:
+        """As argparse's; the help of the group describes the command too."""
+        told = options["help"]
+        return super().add_parser(name, description=f"{told[0].upper()}{told[1:]}.", **options)
+
+
+def _print_help(arguments: argparse.Namespace) -> int:
+    """No command was named, so nothing was done: not a success, as for a script with an empty variable."""
+    arguments.parser.print_help()
+    return USER_ERROR
 
 
 def adder(parser: Any) -> Callable[..., None]:
@@ -76,48 +90,10 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     return found
 
 
-def add_help(
-    parser: argparse.ArgumentParser,
-    examples: Mapping[str, str],
-    exit_codes: ExitCodes,
-    words: str = "",
-    explanation: str = "",
-) -> None:
-    """Give each command its description, an example and its exit codes; a group of commands alone prints its help.
-
-    Args:
-        parser: of the command with these `words`, after the program's name; of the program without any.
-        examples: by a command's words, without the program's name.
-        exit_codes: of the command with these words, with their meaning.
-        words: of the command.
-        explanation: of the command, as in the help of its group.
-    """
-    group = next((one for one in parser._actions if isinstance(one, argparse._SubParsersAction)), None)
-    parser.set_defaults(parser=parser)
-    if explanation:
-        parser.description = f"{explanation[0].upper()}{explanation[1:]}."
-    example = [] if group else ["example:", f"  {parser.prog.removesuffix(words)}{examples[words]}", ""]
-    codes = [f"  {code:>3}  {meaning}" for code, meaning in exit_codes(words)]
-    parser.epilog = "\n".join([*example, "exit codes:", *codes])
-    if group is None:
-        return
-    parser.set_defaults(run=_print_help)
-    told = {one.dest: one.help or "" for one in group._choices_actions}
-    for name, command in group.choices.items():
-        add_help(command, examples, exit_codes, f"{words} {name}".strip(), told.get(name, ""))
-
-
 def commands_of(parser: argparse.ArgumentParser, words: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """All commands by their words."""
-    groups = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
-    for group in groups:
-        for name, command in group.choices.items():
-            yield from commands_of(command, f"{words} {name}".strip())
-    if not groups:
-        yield words, parser
-
-
-def _print_help(arguments: argparse.Namespace) -> int:
-    """No command was named, so nothing was done: not a success, as for a script with an empty variable."""
-    arguments.parser.print_help()
-    return USER_ERROR
+    """All commands and groups of commands by their words, the program too."""
+    yield words, parser
+    for group in parser._actions:  # argparse has no public access to them
+        if isinstance(group, argparse._SubParsersAction):
+            for name, command in group.choices.items():
+                yield from commands_of(command, f"{words} {name}".strip())

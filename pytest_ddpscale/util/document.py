@@ -247,18 +247,16 @@ def bullets(lines: Iterable[Text], most: int | None = None, style: str = "") -> 
 def holds(block: Block) -> bool:
     """Whether there is anything to write."""
     match block:
-        case Section(blocks=inner) | Closed(blocks=inner):
+        case Section(_, inner) | Closed(_, inner):
             return any(map(holds, inner))
-        case Headline(text=some) | Line(text=some) | Listing(text=some) | Items(items=some) | Facts(pairs=some):
-            return bool(some)
-        case Table(rows=some) | Gallery(pictures=some):
+        case Headline(some) | Line(some) | Listing(some) | Items(some) | Facts(some) | Gallery(some) | Table(_, some):
             return bool(some)
     return True
 
 
 def plain(text: Text) -> str:
     """The words alone."""
-    return "".join(one if isinstance(one, str) else "" if isinstance(one, Bar) else one.text for one in _spans(text))
+    return "".join(one if isinstance(one, str) else getattr(one, "text", "") for one in _spans(text))
 
 
 def _spans(text: Text) -> Sequence[Span]:
@@ -373,18 +371,27 @@ def _html_table(block: Table, near: str) -> str:
     head = "".join(
         _element("th", _html_text(one), kind, ' scope="col"') if one else "<td></td>" for one, kind in titled
     )
-    rows, bodies, begin = [_html_row(row, kinds) for row in block.rows], "", 0
-    for end, said in [*sorted(block.below.items()), (len(rows), Note(())), (len(rows), Note([block.more]))]:
+    bodies = ""
+    for rows, said in _parts(block):
         note = html(*map(Line, said.lines), Closed(f"Evidence: {len(said.evidence)}", [bullets(said.evidence)]))
         wide = f'<tr class="note"><td colspan="{len(kinds)}">{note}</td></tr>' if note else ""
-        bodies += _element("tbody", f"{''.join(rows[begin:end])}{wide}") if wide or end > begin else ""
-        begin = end
+        written = "".join(_html_row(row, kinds) for row in rows) + wide
+        bodies += _element("tbody", written) if written else ""
     named = escape(one_line(block.caption or near))
     caption = _element("caption", named) if block.caption else ""
     styles = " ".join(filter(None, ("sortable" if named else "", block.style)))
     written = _element("table", f"{caption}<thead><tr>{head}</tr></thead>{bodies}", styles)
     region = f' role="region" aria-label="{named}"' if named else ""
     return _element("div", written, "box", f' tabindex="0"{region}')
+
+
+def _parts(block: Table) -> Iterator[tuple[Sequence[Sequence[Text]], Note]]:
+    """The rows above each note with it, and the others with what is left to say below all."""
+    begin = 0
+    for end, note in sorted(block.below.items()):
+        yield block.rows[begin:end], note
+        begin = end
+    yield block.rows[begin:], Note([block.more])
 
 
 def _html_row(row: Sequence[Text], kinds: Sequence[str]) -> str:
@@ -492,12 +499,11 @@ def _markdown_table(block: Table) -> str:
 
 def _notes(block: Table) -> Items:
     """Notes, each with the names of its rows."""
-    notes, begin = list[list[Block]](), 0
-    for end, note in sorted(block.below.items()):
-        names = first_few([plain(row[0]) for row in block.rows[begin:end]], 2, "; ")
-        said = [line for line in (*note.lines, *note.evidence) if line]
-        notes += [[Line((f"{names}: ", *_spans(said[0]))), bullets(said[1:])]] if said else []
-        begin = end
+    notes = list[list[Block]]()
+    for rows, note in [*_parts(block)][:-1]:
+        if said := [line for line in (*note.lines, *note.evidence) if line]:
+            names = first_few([plain(row[0]) for row in rows], 2, "; ")
+            notes.append([Line((f"{names}: ", *_spans(said[0]))), bullets(said[1:])])
     return Items(notes[:_MOST_ROWS])
 
 

@@ -29,9 +29,8 @@ def printable(text: str, *, has_lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept, text = ("\n\t", text.replace("\r\n", "\n")) if has_lines else ("", text)
-    if has_lines and text.replace("\n", "").replace("\t", "").isprintable():
-        return text
-    return "".join(one if one in kept or _may_stay(one) else _escaped(one) for one in text)
+    may_stay = {one: one.isprintable() or one in kept or unicodedata.category(one) == "Zs" for one in text}
+    return "".join(one if may_stay[one] else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def one_line(text: str) -> str:
@@ -71,13 +70,9 @@ def printable_json(data: Any, key: str = "") -> Any:
     if isinstance(data, list):
         return [printable_json(one, key) for one in data]
     if isinstance(data, dict):
-        return {printable(name): printable_json(value, _key_of(name, key)) for name, value in data.items()}
+        outer = key in SEVERAL_LINES  # reasons by host or by reading
+        return {printable(name): printable_json(value, key if outer else name) for name, value in data.items()}
     return data
-
-
-def _key_of(name: str, outer: str) -> str:
-    """The key of an entry, or of the mapping that it is in: reasons by host or by reading."""
-    return outer if outer in SEVERAL_LINES else name
 
 
 def printable_line(line: bytes) -> bytes:
@@ -91,11 +86,3 @@ def printable_line(line: bytes) -> bytes:
         return line if shown == data else json.dumps(shown).encode() + b"\n"
     except (ValueError, RecursionError):  # told by whoever decodes it
         return line
-
-
-def _may_stay(one: str) -> bool:
-    return one.isprintable() or unicodedata.category(one) == "Zs"  # spaces of any width
-
-
-def _escaped(one: str) -> str:
-    return one.encode("unicode_escape").decode("ascii")

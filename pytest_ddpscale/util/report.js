@@ -1,72 +1,49 @@
 "use strict";
-// Tables with a caption can be sorted, within each group of rows above a note as wide as the table; long ones filtered.
+// Named tables are sorted by their heads, within each group of rows above a note as wide as the table; long ones filtered.
 const LEAST_FILTERED = 12;
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const number = (words) => parseFloat(words.replace("−", "-").replace(/^[≥≤±+ ]+/, ""));
 document.documentElement.style.setProperty("--title", JSON.stringify(document.title));
-for (const table of document.querySelectorAll("table.sortable")) {
-  const bodies = [...table.tBodies];
-  const rowsOf = (body) => [...body.rows].filter((row) => !row.classList.contains("note"));
-  const content = (row, column) => row.cells[column].textContent.trim();
-  const number = (words) => {
-    const match = words.replace("−", "-").match(/[+-]?\d+(\.\d+)?/);
-    return match && /^[≥≤±+-]?\s*\d/.test(words.replace("−", "-")) ? parseFloat(match[0]) : NaN;
-  };
-  [...table.tHead.rows[0].cells].forEach((head, column) => {
-    if (!head.textContent) return;
-    const button = document.createElement("button"), paper = document.createElement("span");
-    button.type = "button";
-    paper.className = "paper";
-    button.textContent = paper.textContent = head.textContent;
-    head.replaceChildren(button, paper);
-    button.addEventListener("click", () => {
-      const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
-      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-      head.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
-      for (const body of bodies) {
-        body.prepend(...rowsOf(body).sort((a, b) => {
-          const one = content(a, column), other = content(b, column);
-          const difference = number(one) - number(other);
-          return sign * (Number.isNaN(difference) ? one.localeCompare(other) : difference);
-        }));
-      }
-    });
-  });
+for (const table of all("table.sortable")) {
+  const heads = all("th", table.tHead), bodies = all("tbody", table), rowsOf = (body) => all("tr:not(.note)", body);
+  for (const head of heads) {
+    // No real button: Chromium omits those from heads that repeat on the next sheet of paper.
+    const button = Object.assign(document.createElement("span"), { role: "button", tabIndex: 0, textContent: head.textContent });
+    head.replaceChildren(button);
+    button.onkeydown = (event) => event.key === "Enter" && button.click();
+    button.onclick = () => {
+      const order = head.ariaSort === "ascending" ? "descending" : "ascending", sign = order === "ascending" ? 1 : -1;
+      for (const one of heads) one.ariaSort = one === head ? order : null;
+      const words = (row) => row.cells[head.cellIndex].textContent.trim();
+      const compared = (a, b) => number(a) - number(b) || a.localeCompare(b);
+      for (const body of bodies) body.prepend(...rowsOf(body).sort((a, b) => sign * compared(words(a), words(b))));
+    };
+  }
   if (bodies.flatMap(rowsOf).length < LEAST_FILTERED) continue;
   const label = document.createElement("label"), input = document.createElement("input");
-  label.className = "filter";
-  input.type = "search";
   label.append("Filter ", input);
   table.parentElement.before(label);
-  input.addEventListener("input", () => {
+  input.oninput = () => {
     const wanted = input.value.toLowerCase();
     for (const body of bodies) {
       for (const row of rowsOf(body)) row.hidden = !row.textContent.toLowerCase().includes(wanted);
-      for (const note of body.querySelectorAll(".note")) note.hidden = rowsOf(body).every((row) => row.hidden) && wanted !== "";
+      for (const note of all(".note", body)) note.hidden = wanted !== "" && rowsOf(body).every((row) => row.hidden);
     }
-  });
+  };
 }
-// Reload the page while the run goes on, unless the reader pressed Pause or uses a filter.
+// Read the page again while the run goes on, unless the reader pressed Pause or uses a filter.
 const everyS = Number(document.body.dataset.refreshS);
 if (everyS) {
-  const pause = document.createElement("button");
-  pause.type = "button";
-  pause.textContent = "Pause";
-  pause.setAttribute("aria-pressed", "false");
-  pause.addEventListener("click", () => pause.setAttribute("aria-pressed", String(pause.ariaPressed !== "true")));
+  const pause = Object.assign(document.createElement("button"), { textContent: "Pause", ariaPressed: "false" });
+  pause.onclick = () => { pause.ariaPressed = String(pause.ariaPressed === "false"); };
   document.querySelector("h1").before(pause);
-  const isFiltering = () => [...document.querySelectorAll("input")].some((one) => one.value || one === document.activeElement);
-  // Content above may grow between reloads, so remember the reader's place by a heading, not by pixels.
-  const headings = () => [...document.querySelectorAll("dt, h2")].filter((one) => one.textContent);
-  const named = (heading) => `${heading.tagName} ${heading.textContent}`;
-  const topOf = (heading) => heading.getBoundingClientRect().top;
-  history.scrollRestoration = "manual";
-  if (history.state) {
-    const heading = headings().find((one) => named(one) === history.state.name);
-    scrollTo(0, heading ? topOf(heading) + scrollY - history.state.top : history.state.y);
-  }
+  // What is above may grow, so the reader's place is a heading and where it stood.
+  const headings = all("dt, h2"), topOf = (at) => headings[at]?.getBoundingClientRect().top;
+  if (history.state) scrollBy(0, topOf(history.state.at) - history.state.top);
   setInterval(() => {
-    if (pause.ariaPressed === "true" || isFiltering()) return;
-    const heading = headings().find((one) => topOf(one) >= 0);
-    history.replaceState({ name: heading && named(heading), top: heading && topOf(heading), y: scrollY }, "");
+    if (pause.ariaPressed === "true" || all("input").some((one) => one.value || one === document.activeElement)) return;
+    const at = headings.findIndex((_, at) => topOf(at) >= 0);
+    history.replaceState({ at, top: topOf(at) }, "");
     location.reload();
   }, everyS * 1000);
 }

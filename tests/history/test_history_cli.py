@@ -74,7 +74,7 @@ def test_adding_goes_on_after_a_directory_that_is_none_and_a_node_can_be_forgott
     assert (code, said.splitlines()) == (
         4, [f"{runs[0]}: added", f"{runs[1]}: added", f"{runs[0]}: already in the history"],
     )  # fmt: skip
-    assert [line.split(": ")[:2] for line in errors.splitlines()] == [["ddpscale", "nothing"], ["ddpscale", "nowhere"]]
+    assert [line.split(": ")[:2] for line in errors.splitlines()] == [["ddpscale", "nowhere"], ["ddpscale", "nothing"]]
     assert (tmp_path / "ddpscale-runs" / "history.sqlite").is_file(), "the default"
     assert typed("--forget", "n1") == (0, "n1: 2 runs forgotten\n", "")
 

@@ -235,14 +235,15 @@ def outcome_in(printed: str) -> str:
     return " ".join(line.strip() for line in said.splitlines())
 
 
-def assert_refused(result: pytest.RunResult, *parts: str) -> None:
-    """Bad input: exit code 4 and one sentence with all these parts, and nothing else to read."""
+def assert_refused(result: pytest.RunResult, *parts: str) -> str:
+    """Bad input: exit code 4 and one sentence with all these parts, which is returned, and nothing else to read."""
     assert_no_crash(result)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     errors = [line for line in output_of(result).splitlines() if line.startswith("ERROR: ")]
     assert len(errors) == 1, errors
     for part in parts:
         assert part in errors[0], f"{part!r} is not in {errors[0]}"
+    return errors[0]
 
 
 class Site:

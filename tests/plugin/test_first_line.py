@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -32,75 +32,44 @@ ALL_NODES = (
 OWN_TEST = "def test_fans():\n    assert [1, 2, 3] == [1, 2]\n"
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A cluster and what the first line has to say of it.
-
-    Attributes:
-        said: how the line begins.
-        gpus: of the cluster, eight in a node.
-        faults: as `ddpscale simulate` takes them.
-        thresholds: judged by.
-        own_test: of the site, beside ours; empty without one.
-        is_simulated: False of the site's usual run, because no simulated one is accepted.
-    """
+class Scenario(NamedTuple):
+    """A simulated cluster and what the first line has to say of it; without GPUs the site's usual run is judged."""
 
     said: str
     gpus: int = 16
-    faults: tuple[str, ...] = ()
+    fault: str = ""
     thresholds: str = ALL_NODES
-    own_test: str = ""
-    is_simulated: bool = True
 
 
 SCENARIOS = {
     "one slow GPU of 128": Scenario(
         "REJECTED: GPU 5 (SIM-77) on simulated-9 is 1.20× slower than its 127 peers even without communication "
-        "(5 of 5 failures)",
-        128,
-        ("slow-gpu:77:1.2",),
+        "(5 of 5 failures)", 128, "slow-gpu:77:1.2",
     ),
-    "a slow node": Scenario(
-        "REJECTED: node simulated-1 is 1.20× slower than its peers even without communication (",
-        32,
-        tuple(f"slow-gpu:{rank}:1.2" for rank in range(8, 16)),
-    ),
-    "a slow link": Scenario("REJECTED: node simulated-2: 5.93 GB/s, others reach 19.8", 32, ("slow-link:2:0.3",)),
-    "a corrupt GPU": Scenario("REJECTED: wrong data: GPU 5 (SIM-5) on simulated-0: ", faults=("corrupt-rank:5",)),
-    "a missing GPU": Scenario(
-        "INCOMPLETE: GPU 5 (SIM-5) on simulated-0: not measured in 31 rounds of its peers (8 of 8 undecided)",
-        faults=("missing-rank:5:1",),
-    ),
+    "a slow link": Scenario("REJECTED: node simulated-2: 5.93 GB/s, others reach 19.8", 32, "slow-link:2:0.3"),
+    "a corrupt GPU": Scenario("REJECTED: wrong data: GPU 5 (SIM-5) on simulated-0: ", fault="corrupt-rank:5"),
     "a uniform loss": Scenario(
         "REJECTED: 19.7 % below the reference throughput; every GPU is within 5.0 % of its peers, so no device is ",
-        faults=("slow-gpu:all:1.25",),
+        fault="slow-gpu:all:1.25",
     ),
     "nothing between nodes": Scenario(
-        "INCOMPLETE: 3 of 3 requirements passed, but none between nodes: ",
-        thresholds=WITHIN_A_NODE,
+        "INCOMPLETE: 3 of 3 requirements passed, but none between nodes: ", thresholds=WITHIN_A_NODE
     ),
     "a test of the site's own fails": Scenario(
-        "INCOMPLETE: test test_fans was skipped, or failed for a reason other than its verdict",
-        own_test=OWN_TEST,
-        is_simulated=False,
+        "INCOMPLETE: test test_fans was skipped, or failed for a reason other than its verdict", 0
     ),
-    "nothing is wrong": Scenario("ACCEPTED: 8 of 8 requirements passed", is_simulated=False),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
 def run(scenario: Scenario, tmp_path: Path) -> Path:
-    """Made before any site, because modules that are first imported within one are forgotten with it.
-
-    Not there where the site's usual run is judged.
-    """
-    if not scenario.is_simulated:
-        return tmp_path / "run"
-    thresholds = tmp_path / "thresholds.yaml"
-    thresholds.write_text(scenario.thresholds, encoding="utf-8")
-    faults = [f"--fault={fault}" for fault in scenario.faults]
-    options = [f"--thresholds={thresholds}", "--gpu-sku=lab-gpu", f"--gpus={scenario.gpus}"]
-    assert main(["simulate", *options, *faults, f"--out={tmp_path / 'run'}"]) == 0
+    """Made before any site, because modules that are first imported within one are forgotten with it."""
+    if scenario.gpus:
+        thresholds = tmp_path / "thresholds.yaml"
+        thresholds.write_text(scenario.thresholds, encoding="utf-8")
+        faults = [f"--fault={scenario.fault}"] * bool(scenario.fault)
+        options = [f"--thresholds={thresholds}", "--gpu-sku=lab-gpu", f"--gpus={scenario.gpus}"]
+        assert main(["simulate", *options, *faults, f"--out={tmp_path / 'run'}"]) == 0
     return tmp_path / "run"
 
 
@@ -112,28 +81,26 @@ def test_the_cause_comes_first_and_all_fits_on_a_screen(
     for name in ("CI", "BUILD_NUMBER"):  # there pytest prints whole assertions in its short summary
         monkeypatch.delenv(name, raising=False)
     site.configure(addopts="-ra")
-    if scenario.is_simulated:
+    if scenario.gpus:
         site.write("thresholds.yaml", scenario.thresholds)
     else:
         run = site.measured().path
-    if scenario.own_test:
-        site.write("acceptance/test_own.py", scenario.own_test)
+        site.write("acceptance/test_own.py", OWN_TEST)
     result = site.judge(run=str(run))
     assert_no_crash(result)
     begins = next(number for number, line in enumerate(result.outlines) if "= ddpscale: " in line)
     assert result.outlines[begins + 1].startswith(scenario.said.partition(": ")[0])
     assert outcome_line(result).startswith(scenario.said)
-    assert (WATERMARK in result.outlines) == scenario.is_simulated
-    assert ("E       assert [1, 2, 3] == [1, 2]" in result.outlines) == bool(scenario.own_test), "its traceback stays"
-    lines = [line.replace(str(tmp_path), "/home/hpc/site") for line in _without_tracebacks(result.outlines)]
+    assert (WATERMARK in result.outlines) == bool(scenario.gpus)
+    assert ("E       assert [1, 2, 3] == [1, 2]" in result.outlines) != bool(scenario.gpus), "its traceback stays"
+    lines = [line.replace(str(tmp_path), "/home/hpc/site") for line in result.outlines]
+    if not scenario.gpus:  # what pytest prints of failures of the site's own tests is between these two lines
+        first, last = (
+            next(at for at, line in enumerate(lines) if title in line) for title in ("= FAILURES", "= short")
+        )
+        lines[first:last] = []
     (report,) = (line.removeprefix("report: ") for line in result.outlines if line.startswith("report: "))
     judgement = read_judgement((site.path / report).with_name("verdicts.json"))
     assert result.parseoutcomes().get("failed", 0) == len(judgement.blockers), "pytest counts what reports count"
     assert any(line.startswith(counts_text(judgement)[:40]) for line in result.outlines) != judgement.accepts
     assert sum(max(1, -(-len(line) // COLUMNS)) for line in lines) <= MOST_LINES, "\n".join(lines)
-
-
-def _without_tracebacks(lines: list[str]) -> list[str]:
-    """All but what pytest prints of failures of the site's own tests, between these two lines."""
-    titles = [number for number, line in enumerate(lines) if "= FAILURES =" in line or "= short test summary" in line]
-    return lines if not titles else lines[: titles[0]] + lines[titles[-1] :]

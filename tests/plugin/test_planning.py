@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from shlex import split
+from typing import NamedTuple
 
 import pytest
 
+from tests.approved import assert_approved
 from tests.plugin.site import (
     MEASURED_RUN,
     REQUIREMENTS,
@@ -35,17 +36,10 @@ UNTRAINED = {
     "test_bus_bandwidth[all-reduce-32mib-4gpu]": f"{{busbw_gbps: {{4: 1}}, probe: all-reduce-32mib, {MADE_UP}}}",
     "test_no_regression[node]": f"{{no_regression: 0.9, {MADE_UP}}}",
 }
-UNIFORMITY = "test_rank_uniformity[resnet152-fp16-8gpu]"
 EVERYTHING = [
     *REQUIREMENTS.values(), *UNTRAINED.values(), f"{{rank_uniformity: {{8: 1.1}}, of: resnet152-fp16, {MADE_UP}}}",
 ]  # fmt: skip
 OTHER_TEST = "def test_other():\n    assert False\n"
-PLAN = "ddpscale plan for tested-gpu"
-
-
-def on(ranks: int, *further: str) -> list[str]:
-    """Items of a world size."""
-    return [*(item for item in REQUIREMENTS if f"-{ranks}gpu" in item), *further]
 
 
 def as_it_is(site: Site) -> None:
@@ -74,108 +68,68 @@ def shipped(site: Site) -> None:
     site.thresholds.unlink()
 
 
-@dataclass(frozen=True)
-class Planning:
-    """A session that collects.
-
-    Attributes:
-        arguments: of its command line.
-        arrange: the site.
-        items: that are listed; None for all.
-        said: in the output.
-        unsaid: nowhere in it.
-        environment: of the session.
-        ini: keys of pytest.ini.
-    """
+class Planning(NamedTuple):
+    """A session that collects, with words of its output where the shipped thresholds say what is planned."""
 
     arguments: str
     arrange: Callable[[Site], None] = as_it_is
-    items: Collection[str] | None = None
     said: Collection[str] = ()
-    unsaid: Collection[str] = ("NOTSET",)
-    environment: dict[str, str] = field(default_factory=dict)
-    ini: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
+    ini: Mapping[str, str] = {}
 
 
 PLANNED = {
-    "an alias": Planning("--gpu-sku=tested", items=REQUIREMENTS, said=[PLAN]),
-    "the ini file names it": Planning("", items=REQUIREMENTS, said=[PLAN], ini={"gpu_sku": "tested"}),
+    "an alias": Planning("--gpu-sku=tested"),
+    "the ini file names it": Planning("", ini={"gpu_sku": "tested"}),
     # Exported for a whole site, it must not replace a project's own tests by acceptance tests.
     "the environment leaves another project alone": Planning(
-        "", beside_another_test, ["test_other"], unsaid=["ddpscale plan"], environment={"DDPSCALE_GPU_SKU": "tested"}
+        "", beside_another_test, environment={"DDPSCALE_GPU_SKU": "tested"}
     ),
-    "alone it brings the packaged tests": Planning("--gpu-sku=tested", beside_another_test, REQUIREMENTS),
-    "alone it prefers the site's tests": Planning(
-        "--gpu-sku=tested",
-        with_fewer_tests,
-        [item for item in REQUIREMENTS if "device" not in item and "memory" not in item],
-    ),
-    "the shipped thresholds": Planning(
-        "--gpu-sku=a100", shipped, said=["ddpscale plan for a100-sxm4-80gb"]
-    ),
+    "alone it brings the packaged tests": Planning("--gpu-sku=tested", beside_another_test),
+    "alone it prefers the site's tests": Planning("--gpu-sku=tested", with_fewer_tests),
+    "the shipped thresholds": Planning("--gpu-sku=a100", shipped, ["ddpscale plan for a100-sxm4-80gb"]),
     "the shipped thresholds of a B200": Planning(
-        "--gpu-sku=b200", shipped, said=["ddpscale plan for b200", "at most 16 rounds of matmul-fp16, "]
+        "--gpu-sku=b200", shipped, ["ddpscale plan for b200", "at most 16 rounds of matmul-fp16, "]
     ),
-    "a node id": Planning(
-        f"--gpu-sku=tested '{WEAK_8_NODE_ID}'", items=[WEAK_8], said=[f"{PLAN}: 1 requirement, 1 study, "],
-        unsaid=["vit-b-16"],
-    ),
+    "a node id": Planning(f"--gpu-sku=tested '{WEAK_8_NODE_ID}'"),
     "a pasted node id, as printed without a copy of the tests": Planning(
-        f"--gpu-sku=tested-gpu 'test_scaling.py::{WEAK_8}'", without_tests, [WEAK_8]
+        f"--gpu-sku=tested-gpu 'test_scaling.py::{WEAK_8}'", without_tests
     ),
     "a pasted node id, as printed with one": Planning(
-        f"--gpu-sku=tested-gpu 'acceptance/test_scaling.py::{WEAK_8}'", without_tests, [WEAK_8]
+        f"--gpu-sku=tested-gpu 'acceptance/test_scaling.py::{WEAK_8}'", without_tests
     ),
-    "metrics without a requirement leave no items": Planning(
-        "--gpu-sku=cpu",
-        items=["test_throughput_per_gpu[resnet18-fp32-1rank]", "test_weak_scaling_efficiency[resnet18-fp32-2rank]"],
-    ),
-    "several world sizes": Planning("--gpu-sku=tested '--ddp-world-sizes= 2, 1 '", items=[*on(1), *on(2)]),
-    "ranks share cores": Planning(
-        f"--gpu-sku=cpu --ddp-gpus-per-node={CORES + 1} --ddp-world-sizes=1,{CORES + 1}",
-        items=["test_throughput_per_gpu[resnet18-fp32-1rank]"],
-    ),
-    "fewer GPUs leave out the larger arms": Planning(
-        "--gpu-sku=tested --ddp-gpus-per-node=2", said=["ddp@2"], unsaid=["ddp@8"]
-    ),
-    "node health is all that trains little": Planning(
-        "--gpu-sku=tested -m node_health", everything, [*UNTRAINED, UNIFORMITY]
-    ),
+    "metrics without a requirement leave no items": Planning("--gpu-sku=cpu"),
+    "several world sizes": Planning("--gpu-sku=tested '--ddp-world-sizes= 2, 1 '"),
+    "ranks share cores": Planning(f"--gpu-sku=cpu --ddp-gpus-per-node={CORES + 1} --ddp-world-sizes=1,{CORES + 1}"),
+    "fewer GPUs leave out the larger arms": Planning("--gpu-sku=tested --ddp-gpus-per-node=2"),
+    "node health is all that trains little": Planning("--gpu-sku=tested -m node_health", everything),
     # A choice of world sizes keeps what is found out of nodes.
-    "eight ranks": Planning(
-        "--gpu-sku=tested --ddp-world-sizes=8", everything,
-        on(8, "test_node_check[gpus]", "test_no_regression[node]", UNIFORMITY),
-    ),
-    "four ranks": Planning(
-        "--gpu-sku=tested --ddp-world-sizes=4", everything,
-        ["test_node_check[gpus]", "test_no_regression[node]", "test_bus_bandwidth[all-reduce-32mib-4gpu]"],
-    ),
-}  # fmt: skip
+    "eight ranks": Planning("--gpu-sku=tested --ddp-world-sizes=8", everything),
+    "four ranks": Planning("--gpu-sku=tested --ddp-world-sizes=4", everything),
+}
 
 
-@rows("planning", PLANNED.values(), ids=PLANNED)
-def test_what_is_selected_is_planned(site: Site, planning: Planning, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.reset()
-    planning.arrange(site)
-    site.configure(**planning.ini)
-    before = site.files()
-    with monkeypatch.context() as changed:
-        for name, value in planning.environment.items():
-            changed.setenv(name, value)
-        result = site.run(*split(planning.arguments), "--collect-only", "-q")
-    assert result.ret == pytest.ExitCode.OK, output_of(result)
-    if planning.items is not None:
-        assert items_of(result) == sorted(planning.items)
-    assert [words for words in planning.said if words not in output_of(result)] == []
-    assert [words for words in planning.unsaid if words in output_of(result).partition("ddpscale plan")[2]] == []
-    assert site.files() == before
-
-
-def test_a_variable_that_names_a_sku_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DDPSCALE_GPU_SKU", "tested")
-    result = site.run("--collect-only")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "DDPSCALE_GPU_SKU: is set, but not read" in result.stderr.str()
+def test_what_is_selected_is_planned_as_approved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = ""
+    for name, planning in PLANNED.items():
+        site.reset()
+        planning.arrange(site)
+        site.configure(**planning.ini)
+        before = site.files()
+        with monkeypatch.context() as changed:
+            for variable, value in planning.environment.items():
+                changed.setenv(variable, value)
+            result = site.run(*split(planning.arguments), "--collect-only", "-q")
+        assert result.ret == pytest.ExitCode.OK, output_of(result)
+        output = output_of(result)
+        assert [words for words in planning.said if words not in output] == []
+        assert "NOTSET" not in output
+        assert site.files() == before
+        if not planning.said:
+            arms = ", ".join(sorted({*re.findall(r"\b(?:alone|ddp@\d+)", output)}))
+            plans = [line.partition(", about ")[0] for line in result.outlines if line.startswith("ddpscale plan for ")]
+            printed += "\n  ".join([f"{name}: {arms}", *plans, *items_of(result), ""]).rstrip(" ")
+    assert_approved("planned.txt", printed)
 
 
 def plan_head(result: pytest.RunResult) -> re.Match[str]:

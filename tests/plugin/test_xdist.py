@@ -23,13 +23,10 @@ def test_workers_are_refused(site: Site, arguments: str) -> None:
     assert site.files() == before
 
 
-@rows("arguments", [("-n", "0"), ("-p", "no:xdist")])
-def test_one_process_is_welcome(site: Site, arguments: tuple[str, ...]) -> None:
-    site.reset()
+def test_one_process_is_welcome(site: Site) -> None:
     site.measured()
-    result = site.judge(*arguments)
-    assert result.ret == pytest.ExitCode.OK
-    result.assert_outcomes(passed=len(REQUIREMENTS))
+    for arguments in (["-n", "0"], ["-p", "no:xdist"]):
+        site.judge(*arguments).assert_outcomes(passed=len(REQUIREMENTS))
 
 
 def test_workers_run_tests_that_measure_nothing(site: Site) -> None:

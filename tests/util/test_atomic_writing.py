@@ -49,24 +49,22 @@ def test_permissions_of_the_file_before_are_not_kept(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-@pytest.mark.parametrize("step", ["os.fsync", "pathlib.Path.replace"])
-def test_keeps_the_old_content_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    def fails(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
 
+
+@pytest.mark.parametrize(
+    ("step", "text", "error"),
+    [("os.fsync", "new", OSError), ("pathlib.Path.replace", "new", OSError), ("", "\ud800", UnicodeEncodeError)],
+)
+def test_keeps_the_old_content_when_writing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, text: str, error: type[Exception]
+) -> None:
     path = tmp_path / "file.json"
     write_atomically(path, "old")
-    monkeypatch.setattr(step, fails)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, "new")
-    assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
-    assert path.read_text() == "old"
-
-
-def test_keeps_the_old_content_when_the_text_cannot_be_encoded(tmp_path: Path) -> None:
-    path = tmp_path / "file.json"
-    write_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "\ud800")
+    if step:
+        monkeypatch.setattr(step, full)
+    with pytest.raises(error):
+        write_atomically(path, text)
     assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
     assert path.read_text() == "old"

@@ -1,0 +1,205 @@
+"""What pytest's items are to a session: which requirement each judges, and what the hooks keep in pytest's stash."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.settings import OPTIONS, Settings, refuse_unread_variables
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.run.run_json import RunRecord
+    from pytest_ddpscale.run.verdicts import Blocker, Judgement
+    from pytest_ddpscale.session.evidence import EvidenceSource
+    from pytest_ddpscale.session.session import AcceptanceSession
+    from pytest_ddpscale.thresholds.cases import AnyCase
+
+
+class Told:
+    """Data that hooks pass to later hooks."""
+
+    def __init__(self) -> None:
+        self.refusal: pytest.UsageError | None = None  # error found during collection
+        self.workers_refusal = ""  # error of an xdist worker
+        self.spoiled: list[Blocker] = []  # items that were skipped, or failed for another reason than a verdict
+        self.timed_out = ""  # which time-out ended a test that may have been measuring
+        self.shown: list[str] = []  # names of blockers that an item shows as a failure
+        self.judgement: Judgement | None = None  # set once the run is concluded
+        self.record: RunRecord | None = None  # of the concluded run
+        self.problems: list[str] = []  # errors of concluding or writing
+        self.forgotten = ""  # why this run is missing in the history
+
+
+SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+SOURCE: pytest.StashKey[EvidenceSource] = pytest.StashKey()
+SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
+TOLD: pytest.StashKey[Told] = pytest.StashKey()
+# With any of these options pytest runs no test, so nothing is measured or concluded.
+_NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
+_ONE_PROCESS = "because all requirements are judged on one measurement, and each process would measure anew"
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Raise the user's mistakes as pytest.UsageError, which pytest shows without a traceback."""
+    try:
+        yield
+    except BadInput as error:
+        raise pytest.UsageError(str(error)) from None
+    except OSError as error:  # a folder that this user may not enter, a name that is too long
+        raise pytest.UsageError(f"{error.filename or 'a file'}: {error.strerror or error}.") from None
+
+
+def source_of(config: pytest.Config) -> EvidenceSource:
+    """The source of evidence, created when first needed; a session that only plans needs nothing else.
+
+    Raises:
+        pytest.UsageError: thresholds, SKU or options are invalid.
+    """
+    if SOURCE not in config.stash:
+        from pytest_ddpscale.session.evidence import find_source
+        from pytest_ddpscale.session.open import Site
+
+        refuse_options(config)
+        here = Path(config.invocation_params.dir)
+        asked = tuple(sys.argv), nothing_runs(config), asked_again(config), paths_again(config)
+        with usage_errors():
+            refuse_unread_variables(os.environ)
+            config.stash[SOURCE] = find_source(Site(config.stash[SETTINGS], config.rootpath, here, *asked))
+    return config.stash[SOURCE]
+
+
+def session_of(config: pytest.Config) -> AcceptanceSession:
+    """The acceptance session, which judges. Raises as `source_of`."""
+    if SESSION not in config.stash:
+        from pytest_ddpscale.session.session import AcceptanceSession
+
+        config.stash[SESSION] = AcceptanceSession(source_of(config))
+    return config.stash[SESSION]
+
+
+def nothing_runs(config: pytest.Config) -> bool:
+    """Whether pytest only shows something and runs no test."""
+    return any(getattr(config.option, name, False) for name in _NOTHING_RUNS)
+
+
+def asked_again(config: pytest.Config) -> dict[str, str]:
+    """Options on the command line about how to measure and judge, by flag; empty for a switch."""
+    again = [option for option in OPTIONS.values() if option.about != "one run"]
+    given = {option.flag: getattr(config.option, option.name, None) for option in again}
+    return {flag: "" if value is True else str(value) for flag, value in given.items() if value not in (None, False)}
+
+
+def paths_again(config: pytest.Config) -> tuple[str, ...]:
+    """Files and directories named on the command line, without test names."""
+    if config.args_source != pytest.Config.ArgsSource.ARGS:
+        return ()
+    packages = ("--pyargs",) if config.option.pyargs else ()
+    return (*packages, *dict.fromkeys(arg.partition("::")[0] for arg in config.args))
+
+
+def wrapped(config: pytest.Config, lines: Iterable[str]) -> list[str]:
+    """Lines that are no wider than the terminal, broken between words only."""
+    columns = config.get_terminal_writer().fullwidth
+    broken = (wrap(one, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+              for one in lines)  # fmt: skip
+    return [line for one in broken for line in one]
+
+
+def case_of(item: pytest.Item) -> AnyCase | None:
+    """The requirement that an item judges; None if it judges none."""
+    callspec = getattr(item, "callspec", None)
+    case = callspec.params.get("requirement") if callspec is not None else None
+    return case if hasattr(case, "requirement") else None
+
+
+def uses(item: pytest.Item, fixture: str) -> bool:
+    """Whether a test uses this plugin's fixture of that name, not one of its own project."""
+    info: Any = getattr(item, "_fixtureinfo", None)
+    fixtures: Any = info.name2fixturedefs.get(fixture, ()) if info is not None else ()
+    return len(fixtures) > 0 and fixtures[-1].func.__module__ == f"{__package__}.fixtures"
+
+
+def may_measure(item: pytest.Item) -> bool:
+    """Whether measuring may happen in a test: it judges a requirement, or uses `run`."""
+    return case_of(item) is not None or uses(item, "run")
+
+
+def is_empty(item: pytest.Item | pytest.Collector) -> bool:
+    """Whether pytest made this item for a metric without requirements."""
+    params = getattr(getattr(item, "callspec", None), "params", ())
+    if not isinstance(item, pytest.Item) or "requirement" not in params:
+        return False
+    return uses(item, "requirement") and case_of(item) is None
+
+
+def marked_metrics(definition: pytest.Function) -> set[str]:
+    """The metrics that a test's marks name.
+
+    Raises:
+        pytest.UsageError: no metric is named, or an unknown one, so that a misspelling cannot go unnoticed.
+    """
+    from pytest_ddpscale.plan.metric_catalogue import METRICS
+
+    marked = [name for mark in definition.iter_markers("requirement") for name in mark.args]
+    unknown = [name for name in marked if str(name) not in METRICS]
+    if marked and not unknown:
+        return set(marked)
+    found = f"is marked requirement({unknown[0]!r})" if unknown else "uses `requirement` without naming a metric"
+    raise pytest.UsageError(
+        f"{definition.nodeid} {found}; expected @pytest.mark.requirement(METRIC) with one of {', '.join(METRICS)}."
+    )
+
+
+def refuse_options(config: pytest.Config) -> None:
+    """Refuse options of other plugins with which no verdict could be trusted.
+
+    Raises:
+        pytest.UsageError: tests would run apart from each other, or without their assertions.
+    """
+    if hasattr(config, "workerinput") or config.getoption("numprocesses", None) or config.getoption("tx", None):
+        raise pytest.UsageError(
+            "pytest-xdist is active with workers; expected one pytest process, because measurements of several would "
+            "disturb each other. Run without -n (torchrun starts the ranks), or with -p no:xdist."
+        )
+    if _has(config, "pytest_forked") and config.getoption("forked", None):
+        raise _refused_fork("active with --forked", "without --forked")
+    if sys.flags.optimize and config.getoption("assertmode", "rewrite") == "plain":
+        raise pytest.UsageError(
+            "python -O with --assert=plain drops every assert, so a site's own test could not fail. "
+            "Run without -O, or without --assert=plain."
+        )
+
+
+def refuse_marks(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse the same of single tests that measure. Raises pytest.UsageError."""
+    for item in items if _has(config, "pytest_forked") else ():
+        if may_measure(item) and item.get_closest_marker("forked"):
+            raise _refused_fork(f"asked for by the mark 'forked' of {item.nodeid}", "without that mark")
+
+
+def lift_time_limit(item: pytest.Item) -> None:
+    """Keep pytest-timeout's general limit from the test that measures first, as all measuring is done in it.
+
+    The plan has limits of its own. A mark of the site's, on the test itself, is kept. Without the plugin, the mark is
+    unknown, which `--strict-markers` refuses.
+    """
+    is_limited = _has(item.config, "timeout", "pytest_timeout")  # by its entry point, and by -p
+    if is_limited and may_measure(item) and item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(0))
+
+
+def _refused_fork(found: str, instead: str) -> pytest.UsageError:
+    return pytest.UsageError(f"pytest-forked is {found}; expected one pytest process, {_ONE_PROCESS}. Run {instead}.")
+
+
+def _has(config: pytest.Config, *names: str) -> bool:
+    return any(map(config.pluginmanager.hasplugin, names))
