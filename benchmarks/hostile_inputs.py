@@ -42,11 +42,12 @@ COMMON = ("-q", "-p", "no:cacheprovider", "test_it.py")
 
 
 def long(text: str) -> str:
-    """With «TEXT×9» nine times, and «TEXT×3…8» six times with 3 to 8 in place of {i}."""
+    """With «TEXT×9» nine times, and «TEXT×3…8» six times with 3 to 8 in place of {i}, 2 to 7 in place of {p}."""
 
     def repeated(found: re.Match[str]) -> str:
         first, last = int(found[3] or 1), int(found[4])
-        return "".join(found[1].replace("{i}", str(number)) for number in range(first, last + 1))
+        numbers = range(first, last + 1)
+        return "".join(found[1].replace("{i}", str(one)).replace("{p}", str(one - 1)) for one in numbers)
 
     return re.sub(r"«(.*?)×((\d+)…)?(\d+)»", repeated, text, flags=re.DOTALL)
 
@@ -61,13 +62,11 @@ class Case:
         base: a file of benchmarks/hostile from which thresholds.yaml is made; empty for none.
         edits: texts of it and what replaces each, where it occurs first.
         before: text before it; ``add`` likewise after it.
-        bomb: aliases of aliases, of what kind and how deep.
         encoding: of the file.
         plan: arguments of ``pytest --collect-only``.
         judge: arguments of ``pytest``.
         arguments: of ``ddpscale``, if there are neither.
         environment: variables beside the usual ones.
-        make: whether the folder has a ``pipe``.
         run: texts of the files of a run directory.
         irregular: a file of it, and ``pipe`` or the device to which it is a link.
         sound: whether it has to be accepted.
@@ -80,13 +79,11 @@ class Case:
     edits: list[list[str]] = field(default_factory=list)
     before: str = ""
     add: str = ""
-    bomb: tuple[str, int] | None = None
     encoding: str = "utf-8"
     plan: list[str] | None = None
     judge: list[str] | None = None
     arguments: list[str] = field(default_factory=lambda: [*CHECK])
     environment: dict[str, str] = field(default_factory=dict)
-    make: str = ""
     run: dict[str, str] | None = None
     irregular: list[str] = field(default_factory=list)
     sound: bool = False
@@ -111,15 +108,14 @@ class Case:
         for old, new in self.edits:
             assert old in text, (self.name, old)
             text = text.replace(old, long(new), 1)
-        return "".join([self.before, *_bomb(*self.bomb or ("", 0)), text, long(self.add)]).encode(self.encoding)
+        return "".join([long(self.before), text, long(self.add)]).encode(self.encoding)
 
     def prepare(self, folder: Path) -> None:
         """Write its files."""
         (folder / "thresholds.yaml").write_bytes(self.content)
         (folder / "test_it.py").write_text(ACCEPTANCE, encoding="utf-8")
         (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-        if self.make:
-            os.mkfifo(folder / self.make)
+        os.mkfifo(folder / "pipe")
         if self.run is not None:
             (folder / "run").mkdir()
         for name, text in (self.run or {}).items():
@@ -132,17 +128,6 @@ class Case:
             name, kind = self.irregular
             (path := folder / "run" / name).unlink()
             os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
-
-
-def _bomb(kind: str, levels: int) -> list[str]:
-    lines = ["a0: &a0 [x, x]\n" if kind in ("list", "key") else "a0: &a0 {x: 1}\n"] * bool(levels)
-    for level in range(1, levels):
-        aliases = [f"*a{level - 1}"] * 9
-        inside = ", ".join(f"k{i}: {alias}" for i, alias in enumerate(aliases))
-        merged = f"{{<<: [{', '.join(aliases)}]}}"
-        body = {"mapping": f"{{{inside}}}", "merge": merged}.get(kind, f"[{', '.join(aliases)}]")
-        lines.append(f"a{level}: &a{level} {body}\n")
-    return [*lines, *[f"? *a{levels - 1}\n: 1\n"] * (kind == "key")]
 
 
 def cases() -> list[Case]:

@@ -43,7 +43,7 @@ Rows = dict[Key, Requirement]
 
 
 class Wrong(Exception):
-    """A number that its source does not hold, or that does not follow from others."""
+    """No line of a source matches."""
 
 
 @cache
@@ -123,15 +123,16 @@ def listed_values(row: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
                 yield from (((sku, metric, subject, str(size)), str(expression)) for sku in lists["sku"])
 
 
-def compare(expression: str, names: Mapping[str, Any], written: float, within: float) -> None:
-    """Raise Wrong if the expression cannot be computed, or differs from a number by more than `within`."""
+def difference(expression: str, names: Mapping[str, Any], written: float, within: float) -> str:
+    """By what an expression differs from a number by more than `within`, or why it cannot be computed; else empty."""
     try:
         number = eval(expression, {"__builtins__": {}, **FUNCTIONS, **names})
         differs = abs(number - written) > within * 1.0001
+    except Wrong as wrong:
+        return str(wrong)
     except (TypeError, NameError, KeyError, AttributeError, ZeroDivisionError) as error:
-        raise Wrong(f"{expression}: {type(error).__name__} {error}") from error
-    if differs:
-        raise Wrong(f"found {number:.6g} = {expression}, expected {written:.10g}")
+        return f"{expression}: {type(error).__name__} {error}"
+    return f"found {number:.6g} = {expression}, expected {written:.10g}" if differs else ""
 
 
 def arithmetic(file: ThresholdsFile, formulas: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -156,11 +157,8 @@ def _checked(
 ) -> tuple[str, str]:
     if one is None:
         return kind, f"{' '.join(key)}: {kind}: the thresholds have no such row"
-    try:
-        compare(expression, names, written, WITHIN * abs(written))
-    except Wrong as wrong:
-        return kind, f"{one.where}: {' '.join(key)}: {kind}: {wrong}"
-    return kind, ""
+    wrong = difference(expression, names, written, WITHIN * abs(written))
+    return kind, f"{one.where}: {' '.join(key)}: {kind}: {wrong}" if wrong else ""
 
 
 def _ratio(rows: Rows, key: Key) -> str:
@@ -182,15 +180,16 @@ def _names(file: ThresholdsFile, rows: Rows, key: Key) -> dict[str, Any]:
     """What the formula of a row may use: its workload or probe, other rows' values and bounds, the batch, the peak."""
     sku, _, subject, _ = key
 
-    def value(metric: str, subject: str = subject, size: object = 1, of: str = sku) -> float:
-        return value_of(rows[of, metric, subject, str(size)])
+    def of_row(read: Callable[[Requirement], float]) -> Callable[..., float]:
+        def number(metric: str, subject: str = subject, size: object = 1, of: str = sku) -> float:
+            return read(rows[of, metric, subject, str(size)])
 
-    def bound(metric: str, subject: str = subject, size: object = 1, of: str = sku) -> float:
-        return rows[of, metric, subject, str(size)].bound
+        return number
 
     entry = file.thresholds.skus[sku]
     batch = entry.workloads[subject].batch_size if subject in entry.workloads else None
-    return {"subject": subject, "value": value, "bound": bound, "batch": batch, "peak": entry.peak}
+    numbers = {"value": of_row(value_of), "bound": of_row(lambda one: one.bound)}
+    return {"subject": subject, "batch": batch, "peak": entry.peak, **numbers}
 
 
 def main() -> int:
@@ -249,10 +248,9 @@ def source_problems(
             if not _cites(text, at):
                 yield f"{one.where}: {what}: its source cites another commit"
             seen.clear()
-            try:
-                if column != "not read":
-                    compare(expression, {**lines, **files}, value_of(one), last_digit(value_of(one)))
-            except Wrong as wrong:
+            names_of_files = {**lines, **files}
+            wrong = difference(expression, names_of_files, value_of(one), last_digit(value_of(one)))
+            if wrong and column != "not read":
                 yield f"{one.where}: {what}: {wrong}; read {'; '.join(seen[:4]) or 'nothing'}{' …' * (len(seen) > 4)}"
     yield from (f"{one.where}: {' '.join(key)}: published, but not in the list" for key, one in left.items())
 
