@@ -1,4 +1,4 @@
-"""What happens to a gang in which a rank breaks, for docs/evidence: real ranks on this machine's CPU, real faults.
+"""What happens to a gang in which a rank breaks, by real faults on this CPU: docs/how-to/data-parallel.md.
 
     python benchmarks/faults.py --json faults.json
 

@@ -1,4 +1,4 @@
-"""Whether ranks measure the speed of a bare DistributedDataParallel loop: docs/evidence (h200, CPU), docs/decisions.
+"""Whether ranks measure the speed of a bare DistributedDataParallel loop: docs/evidence/h200.md, cpu-two-cores.md.
 
     python benchmarks/fidelity.py --device cpu --json fidelity.json
     python benchmarks/fidelity.py --device cuda --model resnet50 --batch-size 128 --image-size 224 --precision fp16 \

@@ -1,4 +1,4 @@
-"""The cost of simulating, judging, reporting and steering a large cluster: docs/evidence.
+"""The cost of simulating, judging, reporting and steering a large cluster: docs/evidence/README.md.
 
     python benchmarks/judging.py --json judging.json
     python benchmarks/judging.py --gpus 64 512

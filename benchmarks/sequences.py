@@ -1,4 +1,4 @@
-"""How often decisions on simulated series are wrong, and how wide intervals are: docs/evidence and docs/numbers.md.
+"""How often decisions on simulated series are wrong, and how wide intervals are: docs/evidence/verdicts.md.
 
     python benchmarks/sequences.py --json sequences.json
     python benchmarks/sequences.py --runs 200 --match 'ramp|machine'

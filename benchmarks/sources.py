@@ -1,4 +1,4 @@
-"""The published numbers of thresholds.yaml, for docs/numbers.md, against the lines that benchmarks/sources.yaml lists.
+"""The published numbers of thresholds.yaml against the lines that sources.yaml lists: docs/evidence/README.md.
 
     python benchmarks/sources.py [THRESHOLDS] --copies DIR
     python benchmarks/sources.py

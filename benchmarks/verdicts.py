@@ -1,4 +1,4 @@
-"""How often simulated clusters get the right verdict, with Wilson shares: docs/evidence, docs/numbers.md, docs/how-to.
+"""How often simulated clusters get the right verdict: docs/evidence/verdicts.md, docs/thresholds.md.
 
     nice -n 15 python benchmarks/verdicts.py spread slow bound faults alike --jobs 2 --seed 201
     python benchmarks/verdicts.py plausible --runs 2 --match b200.*memor
