@@ -1,18 +1,16 @@
-"""Test `ddpscale calibrate` on simulated clusters of unknown noise.
+"""What bounds of `ddpscale calibrate` accept and reject on simulated clusters: docs/evidence/verdicts.md.
 
     python benchmarks/calibrate_rehearsal.py --json calibrate_rehearsal.json
-    python benchmarks/calibrate_rehearsal.py --clusters 20
 
 Each cluster has 20 nodes of eight RTX PRO 6000 with its own random spread: between nodes, between the GPUs of a node,
 from launch to launch and from round to round. Two nodes are bad: one GPU, or all of them, compute 5 to 10 % longer.
-Calibration uses three launches and the default rate of false rejects. Then the resulting bounds judge fresh nodes of
-the same cluster, each measured by itself: healthy nodes, nodes with one GPU that is 5 % slow, and nodes that are 5 %
-slow as a whole. All are measured in 12 rounds; fresh nodes that stay undecided are measured again in as many rounds as
-a session takes at most. Everything is simulated in memory, without files.
+Three launches and the default rate of false rejects give bounds, which are written into a file that extends the
+packaged one; a run then judges other nodes of that cluster by it, each measured by itself: healthy ones, and some of
+which one GPU or all are 5 % slow. All are measured in 12 rounds; nodes that stay undecided are measured again in as
+many rounds as a session takes at most. The outcome is that of a run, apart from being simulated.
 
-Expected: at least 95 % of the bad nodes are left out, healthy nodes are rejected no more often than the stated rate,
-and at least 95 % of the slow ones are rejected. The exit code is 1 if the interval of any of these shares contradicts
-that.
+Expected: at least 95 % of the bad nodes are left out, and of the slow ones rejected; no more healthy nodes are rejected
+than stated. Exit code 1 if the interval of any of these shares contradicts that.
 """
 
 from __future__ import annotations
@@ -22,16 +20,19 @@ import functools
 import multiprocessing
 import random
 import sys
-import time
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
+from pytest_ddpscale.calibrate.calibration import calibrate
+from pytest_ddpscale.calibrate.site_bounds import overlay_of, provenance_of
 from pytest_ddpscale.history.past_run import PastRun
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Judgement
@@ -41,238 +42,154 @@ from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.options import ClusterOptions, InjectedFault
 from pytest_ddpscale.simulate.writing import host_name, records
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
-from pytest_ddpscale.thresholds.model import Requirement
+from pytest_ddpscale.thresholds.site_file import write_overlay
 from pytest_ddpscale.util.packaged import packaged
 
-SKU, WORKLOAD, PER_NODE = "rtx-pro-6000-server", "resnet152-fp16", 8
-CONFIDENCE = 0.95  # of verdicts, as a session has it
-MOST_EXCLUDED = 0.25
+SKU, WORKLOAD, PER_NODE, NODES = "rtx-pro-6000-server", "resnet152-fp16", 8, 20
+CONFIDENCE, RATE, MOST_EXCLUDED, WANTED, ROUNDS = 0.95, 0.01, 0.25, 0.95, 12
 # Relative standard deviations, drawn evenly between these for each cluster.
 SPREADS = {
-    "node_sd": (0.001, 0.006),
-    "gpu_sd": (0.001, 0.005),
-    "launch_sd": (0.0005, 0.003),
-    "round_sd": (0.001, 0.005),
-}
-BAD_SLOWNESS = (1.05, 1.10)
-SLOW = 1.05  # times as long
-WANTED = 0.95
+    "node_sd": (0.001, 0.006), "gpu_sd": (0.001, 0.005), "launch_sd": (0.0005, 0.003), "round_sd": (0.001, 0.005),
+}  # fmt: skip
+# Fresh nodes of a cluster, by what is slow: the ranks, and how many nodes.
+FRESH = {"healthy": ((), 15), "one GPU 5 % slow": ((3,), 4), "whole node 5 % slow": (range(PER_NODE), 4)}
 
 
 @dataclass(frozen=True)
-class ClusterResult:
-    """Results of one cluster.
+class Rehearsed:
+    """What the bounds of one calibration made of fresh nodes.
 
     Attributes:
-        seed: of all that is drawn.
-        sds: relative standard deviations, by what they are of.
-        bad: nodes that are.
+        calibrated: requirements of the workload and the probes that got a bound.
         excluded: nodes that were left out.
-        calibrated: requirements that got a bound.
-        healthy: outcomes of fresh healthy nodes: ``rejected``, ``passed`` or ``undecided``.
-        slow_gpu: likewise of nodes with one slow GPU.
-        slow_node: likewise of nodes that are slow as a whole.
+        bad: nodes that should be.
+        outcomes: of fresh nodes, by what is slow, then by outcome.
         rejecting: requirements by which healthy nodes were rejected.
-        cpu_s: seconds of CPU that it took.
     """
 
-    seed: int
-    sds: dict[str, float]
-    bad: list[str]
-    excluded: list[str]
     calibrated: int
-    healthy: dict[str, int]
-    slow_gpu: dict[str, int]
-    slow_node: dict[str, int]
-    rejecting: dict[str, int]
-    cpu_s: float
-
-
-def rehearse(seed: int, arguments: argparse.Namespace) -> ClusterResult:
-    """One cluster: calibrate from some launches, then judge fresh nodes."""
-    file, began = thresholds(), time.process_time()
-    chance = random.Random(f"{arguments.seed}/{seed}")
-    sds = {name: arguments.noisier * chance.uniform(*between) for name, between in SPREADS.items()}
-    cluster = spread_over(arguments.nodes * PER_NODE, sds, chance.getrandbits(32))
-    plan = cluster.plan(arguments.rounds, seed=seed, short_blocks=True)
-    bad = chance.sample(range(arguments.nodes), 2)
-    faults = [fault for node in bad for fault in _slow(chance, node, chance.uniform(*BAD_SLOWNESS))]
-    whole_plan = cluster.plan(seed=seed, short_blocks=True)
-    runs = []
-    for number in range(arguments.launches):
-        evidence = evidence_of_run(cluster, SimulatedRun(plan, cluster.performance, faults, number))
-        # It ended before its limit of rounds, since provisional bounds are soon decided.
-        runs.append(trusted(SKU, f"launch-{number}", replace(evidence, plan=whole_plan), arguments.nodes))
-    calibration = calibrate(file, SKU, runs, arguments.rate, MOST_EXCLUDED)
-    rejecting: Counter[str] = Counter()
-    fresh = _Fresh(sds, chance, arguments.rounds, calibration)
-    return ClusterResult(
-        seed, sds, [host_name(node) for node in bad], [*calibration.excluded],
-        len(calibration.calibrated),
-        healthy=fresh.outcomes(arguments.healthy, (), rejecting),
-        slow_gpu=fresh.outcomes(arguments.slow, (3,)),
-        slow_node=fresh.outcomes(arguments.slow, range(PER_NODE)),
-        rejecting=dict(rejecting),
-        cpu_s=time.process_time() - began,
-    )  # fmt: skip
-
-
-class _Fresh:
-    """Nodes of a cluster that nothing was calibrated from."""
-
-    def __init__(self, sds: dict[str, float], chance: random.Random, rounds: int, calibration: Calibration) -> None:
-        self.sds, self.chance, self.rounds = sds, chance, rounds
-        self.bounds = {one.name: one.bound for one in calibration.calibrated}
-
-    def outcomes(self, number: int, slow: Sequence[int], rejecting: Counter[str] | None = None) -> dict[str, int]:
-        """How so many of them end, with these local ranks slow."""
-        found: Counter[str] = Counter()
-        for _ in range(number):
-            cluster, launch = spread_over(PER_NODE, self.sds, self.chance.getrandbits(32)), self.chance.getrandbits(32)
-            outcomes = self._after(self.rounds, cluster, slow, launch)
-            if "inconclusive" in outcomes.values() and "failed" not in outcomes.values():
-                outcomes = self._after(None, cluster, slow, launch)
-            failed = [name for name, outcome in outcomes.items() if outcome == "failed"]
-            if rejecting is not None:
-                rejecting.update(failed)
-            is_passed = set(outcomes.values()) == {"passed"}
-            found["rejected" if failed else "passed" if is_passed else "undecided"] += 1
-        return dict(found)
-
-    def _after(
-        self, rounds: int | None, cluster: SimulatedCluster, slow: Sequence[int], launch: int
-    ) -> dict[str, str]:  # fmt: skip
-        """Outcomes after so many rounds, None for as many as a session takes at most."""
-        plan = cluster.plan(rounds, seed=launch, short_blocks=True)
-        faults = _slowed(slow, SLOW)
-        return self._judged(cluster, evidence_of_run(cluster, SimulatedRun(plan, cluster.performance, faults, launch)))
-
-    def _judged(self, cluster: SimulatedCluster, evidence: Evidence) -> dict[str, str]:
-        """Outcome of each calibrated requirement, judged as a session does."""
-        outcomes: dict[str, str] = {}
-        for case in cluster.cases:
-            if case.id in self.bounds:
-                ours = replace(case, requirement=with_bound(case.requirement, self.bounds[case.id]))
-                outcomes[case.id] = judge(ours, evidence, CONFIDENCE).outcome
-        return outcomes
-
-
-def with_bound(requirement: Requirement, bound: float) -> Requirement:
-    """The same line of thresholds.yaml with a number that somebody measured: missing it rejects."""
-    return replace(requirement, bound=bound, severity="fail", provisional=False)
+    excluded: list[str]
+    bad: list[str]
+    outcomes: dict[str, Counter[str]]
+    rejecting: Counter[str]
 
 
 @functools.cache
-def thresholds() -> ThresholdsFile:
+def packaged_thresholds() -> ThresholdsFile:
     """The packaged file."""
     return load_thresholds(packaged("thresholds.yaml"))
 
 
 @functools.cache
-def _alike(gpus: int) -> SimulatedCluster:
-    return open_cluster(thresholds(), ClusterOptions(SKU, gpus, PER_NODE, workloads=(WORKLOAD,)))
+def _alike(nodes: int) -> SimulatedCluster:
+    return open_cluster(packaged_thresholds(), ClusterOptions(SKU, nodes * PER_NODE, PER_NODE, workloads=(WORKLOAD,)))
 
 
-def spread_over(gpus: int, sds: dict[str, float], seed: int) -> SimulatedCluster:
-    """A cluster whose nodes, GPUs and launches differ so much."""
-    cluster = _alike(gpus)
+def cluster_of(nodes: int, sds: Mapping[str, float], seed: int) -> SimulatedCluster:
+    """A cluster whose nodes, GPUs, launches and rounds differ so much; another seed gives other nodes."""
+    cluster = _alike(nodes)
     noise = replace(cluster.performance.noise, round_sd=sds["round_sd"])
     spread = NodeSpread(sds["node_sd"], sds["gpu_sd"], sds["launch_sd"], seed)
     return replace(cluster, performance=replace(cluster.performance, noise=noise, spread=spread))
 
 
-def _slow(chance: random.Random, node: int, factor: float) -> list[InjectedFault]:
-    """One GPU of a node, or all of them."""
-    first = node * PER_NODE
-    ranks = range(first, first + PER_NODE) if chance.random() < 0.5 else [first + chance.randrange(PER_NODE)]
-    return _slowed(ranks, factor)
-
-
-def _slowed(ranks: Iterable[int], factor: float) -> list[InjectedFault]:
+def slowed(ranks: Sequence[int], factor: float) -> list[InjectedFault]:
+    """Ranks that compute so many times as long."""
     return [InjectedFault("slow-gpu", (rank,), size=factor) for rank in ranks]
 
 
-def evidence_of_run(cluster: SimulatedCluster, run: SimulatedRun) -> Evidence:
-    """The evidence of a simulated run, as if it had been read from its directory."""
-    found = list(records(run, cluster))
-    return evidence_of(run.plan, None, found)
+def measured(
+    cluster: SimulatedCluster, rounds: int | None, order: int, faults: Sequence[InjectedFault], seed: int
+) -> Evidence:
+    """A simulated run, as if it had been read from its directory; None for as many rounds as a session takes."""
+    run = SimulatedRun(cluster.plan(rounds, seed=order, short_blocks=True), cluster.performance, faults, seed)
+    return evidence_of(run.plan, None, list(records(run, cluster)))
 
 
-def trusted(sku: str, name: str, evidence: Evidence, nodes: int) -> PastRun:
-    """A run of which the first nodes are trusted."""
-    record = RunRecord(sku=sku, status="simulated", started_at="2026-01-01T00:00:00+00:00", simulated=True)
-    hosts = {host_name(node): () for node in range(nodes)}
-    return PastRun(name, record, evidence, name, hosts, {}, Judgement(sku, "incomplete", "simulated", ()))
+def calibrated(evidence: Sequence[Evidence]) -> tuple[ThresholdsFile, int, list[str]]:
+    """The file that a calibration writes, how many bounds it has, and the nodes that it leaves out."""
+    record = RunRecord(sku=SKU, status="simulated", started_at="2026-01-01T00:00:00+00:00", simulated=True)
+    hosts, nothing = {host_name(node): () for node in range(NODES)}, Judgement(SKU, "incomplete", "simulated", ())
+    runs = [PastRun(f"run-{at}", record, one, f"run-{at}", hosts, {}, nothing) for at, one in enumerate(evidence)]
+    file = packaged_thresholds()
+    found = calibrate(file, SKU, runs, RATE, MOST_EXCLUDED)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "site.yaml"
+        write_overlay(path, overlay_of(found, provenance_of(found, runs), file))
+        return load_thresholds(path), len(found.calibrated), [*found.excluded]
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argument_parser(__doc__)
-    add = parser.add_argument
-    add("--clusters", type=positive_int, default=200, help="simulated clusters (%(default)s)")
-    add("--nodes", type=positive_int, default=20, help="nodes of a cluster (%(default)s)")
-    add("--launches", type=positive_int, default=3, help="launches used for calibration (%(default)s)")
-    add("--rounds", type=positive_int, default=12, help="rounds of every launch (%(default)s)")
-    add("--healthy", type=positive_int, default=15, help="fresh healthy nodes of each cluster (%(default)s)")
-    add("--slow", type=positive_int, default=4, help="fresh slow nodes of each cluster and kind (%(default)s)")
-    add("--rate", type=float, default=0.01, help="false rejects of a healthy node, stated (%(default)s)")
-    add("--noisier", type=float, default=1.0, help="factor on all that is drawn of noise (%(default)s)")
-    add("--processes", type=positive_int, default=2, help="processes that share the work (%(default)s)")
-    add("--seed", type=int, default=0)
-    return parser.parse_args()
+def judged(
+    file: ThresholdsFile, node: SimulatedCluster, ranks: Sequence[int], seed: int, rounds: int | None = ROUNDS
+) -> tuple[str, list[str]]:
+    """The outcome of a fresh node, and the requirements that reject it."""
+    evidence = measured(node, rounds, seed, slowed(ranks, 1.05), seed)
+    cases = open_cluster(file, ClusterOptions(SKU, PER_NODE, PER_NODE, workloads=(WORKLOAD,))).cases
+    # Checks need telemetry, and no_regression a history.
+    asked = [case for case in cases if case.requirement.definition.subject in ("workload", "probe")]
+    verdicts = [judge(case, evidence, CONFIDENCE) for case in asked]
+    outcome, *_ = conclude(RunFacts(verdicts, len(verdicts)))
+    if outcome == "incomplete" and rounds:
+        return judged(file, node, ranks, seed, None)
+    return outcome, [one.id for one in verdicts if one.blocks() and one.outcome == "failed"]
+
+
+def rehearse(number: int, given: argparse.Namespace) -> Rehearsed:
+    """One cluster: calibrate from some launches, then judge fresh nodes."""
+    chance = random.Random(f"{given.seed}/{number}")
+    sds = {name: given.noisier * chance.uniform(*between) for name, between in SPREADS.items()}
+    cluster = cluster_of(NODES, sds, chance.getrandbits(32))
+    bad, faults = chance.sample(range(NODES), 2), list[InjectedFault]()
+    for node in bad:
+        factor = chance.uniform(1.05, 1.10)
+        slow: Sequence[int] = range(PER_NODE) if chance.random() < 0.5 else [chance.randrange(PER_NODE)]
+        faults += slowed([node * PER_NODE + rank for rank in slow], factor)
+    # They ended before their limit of rounds, since provisional bounds are soon decided.
+    whole = cluster.plan(seed=number, short_blocks=True)
+    runs = [replace(measured(cluster, ROUNDS, number, faults, launch), plan=whole) for launch in range(3)]
+    file, bounds, excluded = calibrated(runs)
+    found = Rehearsed(bounds, excluded, [*map(host_name, bad)], {label: Counter() for label in FRESH}, Counter())
+    for label, (slow, count) in FRESH.items():
+        for _ in range(count):
+            alone = cluster_of(1, sds, chance.getrandbits(32))
+            outcome, failed = judged(file, alone, slow, chance.getrandbits(32))
+            found.outcomes[label][outcome] += 1
+            found.rejecting.update(() if slow else failed)
+    return found
+
+
+def shares(found: Sequence[Rehearsed]) -> dict[tuple[str, str], Share]:
+    """Of bad and good nodes those that are left out, of fresh nodes each outcome."""
+    bad = [node in one.excluded for one in found for node in one.bad]
+    good = sum(len({*one.excluded} - {*one.bad}) for one in found)
+    of = {("bad", "left out"): Share(sum(bad), len(bad))}
+    of["good", "left out"] = Share(good, len(found) * NODES - len(bad))
+    for label in FRESH:
+        counts = sum((one.outcomes[label] for one in found), Counter[str]())
+        of |= {(label, how): Share(counts[how], counts.total()) for how in ("accepted", "rejected", "incomplete")}
+    return of
 
 
 def main() -> int:
     """Run the script. Returns its exit code: 1 if an interval contradicts what is expected."""
-    arguments = parse_arguments()
-    found = []
-    with multiprocessing.Pool(arguments.processes) as pool:
-        work = functools.partial(rehearse, arguments=arguments)
-        for one in pool.imap(work, range(arguments.clusters)):
-            found.append(one)
-            if len(found) % 10 == 0:
-                print(f"{len(found)} of {arguments.clusters} clusters", file=sys.stderr)
-    bad = [node in one.excluded for one in found for node in one.bad]
-    good = sum(len(set(one.excluded) - set(one.bad)) for one in found)
-    shares = {
-        "bad nodes left out": Share(sum(bad), len(bad)),
-        "good nodes left out": Share(good, len(found) * (arguments.nodes - 2)),
-        **{f"{what}: {how}": share for what, how, share in _fresh_shares(found)},
-    }
-    rows = [(name, str(share.count), str(share.runs), _interval(share)) for name, share in shares.items()]
-    print(f"{arguments.clusters} simulated clusters of {arguments.nodes} nodes, {arguments.launches} launches")
-    print(table(("share", "count", "of", "value and 95 % interval"), rows))
-    print(f"stated: at most {arguments.rate:.1%} of healthy nodes rejected")
-    print(f"CPU: {sum(one.cpu_s for one in found):.0f} s")
-    of_all: Counter[str] = Counter()
-    for one in found:
-        of_all.update(one.rejecting)
-    print("healthy nodes were rejected by", dict(of_all.most_common(5)))
-    keep(arguments.json, "calibrate_rehearsal", {"clusters": [asdict(one) for one in found]})
-    too_few = [shares[name] for name in _WANTED_OFTEN if shares[name].interval[1] < WANTED]
-    return int(bool(too_few) or shares[_WANTED_RARELY].interval[0] > arguments.rate)
-
-
-_WANTED_OFTEN = ("bad nodes left out", "one GPU 5 % slow: rejected", "whole node 5 % slow: rejected")
-_WANTED_RARELY = "healthy: rejected"
-
-
-def _fresh_shares(found: Sequence[ClusterResult]) -> list[tuple[str, str, Share]]:
-    kinds = {
-        "healthy": [one.healthy for one in found],
-        "one GPU 5 % slow": [one.slow_gpu for one in found],
-        "whole node 5 % slow": [one.slow_node for one in found],
-    }
-    return [
-        (what, how, Share(sum(one.get(how, 0) for one in of_all), sum(sum(one.values()) for one in of_all)))
-        for what, of_all in kinds.items()
-        for how in ("rejected", "passed")
-    ]
-
-
-def _interval(share: Share) -> str:
-    low, high = share.interval
-    return f"{share.value:.2%} ({low:.2%} … {high:.2%})"
+    parser = argument_parser(__doc__)
+    add = parser.add_argument
+    add("--clusters", type=positive_int, default=200, help="simulated ones (%(default)s)")
+    add("--noisier", type=float, default=1.0, help="factor on all that is drawn of noise (%(default)s)")
+    add("--processes", type=positive_int, default=2, help="that share the work (%(default)s)")
+    add("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with multiprocessing.Pool(given.processes) as pool:
+        found = pool.map(functools.partial(rehearse, given=given), range(given.clusters), chunksize=1)
+    of = shares(found)
+    rows = [(*names, share.count, share.runs, share) for names, share in of.items()]
+    print(table(("nodes", "how", "count", "of", "%, with its 95 % interval"), rows))
+    rejecting = sum((one.rejecting for one in found), Counter[str]())
+    print("healthy nodes were rejected by", dict(rejecting.most_common(5)))
+    keep(given.json, "calibrate_rehearsal", {"clusters": [vars(one) for one in found]})
+    often = [of["bad", "left out"], *(of[label, "rejected"] for label in [*FRESH][1:])]
+    is_wrong = of["healthy", "rejected"].interval[0] > RATE
+    return int(is_wrong or any(share.interval[1] < WANTED for share in often))
 
 
 if __name__ == "__main__":

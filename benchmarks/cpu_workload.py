@@ -3,45 +3,34 @@
     for number in 1 2 3 4 5; do pytest --gpu-sku=cpu --ddp-run-dir=OUT/$number; done
     python benchmarks/cpu_workload.py OUT
 
-The medians are the published values of thresholds.yaml.
+The medians are the published values of thresholds.yaml; docs/evidence/cpu-two-cores.md has them.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Iterator
+from collections import defaultdict
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-
-def verdicts_of(folder: Path) -> list[dict[str, Any]]:
-    """The verdicts of a run that were measured."""
-    judged = json.loads((folder / "verdicts.json").read_text(encoding="utf-8"))
-    return [one for one in judged["verdicts"] if one["value"] is not None]
-
-
-def bounds(out: Path) -> Iterator[str]:
-    """Median and range of each requirement's value, in its unit, as Markdown."""
-    values: dict[str, list[float]] = {}
-    bound: dict[str, str] = {}
-    folders = sorted(path.parent for path in out.glob("*/verdicts.json"))
-    for folder in folders:
-        for one in verdicts_of(folder):
-            values.setdefault(one["id"], []).append(one["value"])
-            bound[one["id"]] = " ".join(f"{side} {number:g}" for side, number in one["bound"].items())
-    yield f"{len(folders)} runs\n"
-    yield "| requirement | median | least | most | bound |\n| --- | ---: | ---: | ---: | --- |"
-    for name, found in values.items():
-        yield f"| {name} | {median(found):.4g} | {min(found):.4g} | {max(found):.4g} | {bound[name]} |"
+from reporting import argument_parser, table
 
 
 def main() -> None:
     """Print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argument_parser(__doc__, with_json=False)
     parser.add_argument("out", type=Path, help="folder of run directories")
-    print(*bounds(parser.parse_args().out), sep="\n")
+    values = defaultdict[tuple[str, str], list[float]](list)
+    for file in sorted(parser.parse_args().out.glob("*/verdicts.json")):
+        for one in json.loads(file.read_text(encoding="utf-8"))["verdicts"]:
+            bound = " ".join(f"{side} {number:g}" for side, number in one["bound"].items())
+            values[one["id"], bound] += [] if one["value"] is None else [one["value"]]
+    measured = {key: found for key, found in values.items() if found}
+    rows = [
+        (name, len(found), f"{median(found):.4g}", f"{min(found):.4g}", f"{max(found):.4g}", bound)
+        for (name, bound), found in measured.items()
+    ]
+    print(table(("requirement", "runs", "median", "least", "most", "bound"), rows))
 
 
 if __name__ == "__main__":

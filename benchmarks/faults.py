@@ -1,4 +1,4 @@
-"""What happens to a gang in which a rank breaks, for docs/evidence: real ranks on this machine's CPU, real faults.
+"""What happens to a gang in which a rank breaks, by real faults on this CPU: docs/how-to/data-parallel.md.
 
     python benchmarks/faults.py --json faults.json
 
@@ -206,25 +206,22 @@ def measure(
 
 def main() -> int:
     """Run the script. Returns its exit code: 1 if a fault did not become what it should."""
-    parser = argument_parser(__doc__)
-    arguments = parser.parse_args()
+    given = argument_parser(__doc__).parse_args()
     names = [name for name in FAULTS if name != "out-of-memory" or CAN_LIMIT_MEMORY]
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         watch = measure(Path(folder), names)
-        found = [
-            {
-                "fault": name,
-                "seconds": round(watch.seconds(f"weak/{name}"), 1),
-                "right": watch.is_right(name),
-                "said": say(watch.ends[f"weak/{name}"].message),
-            }
+        rows = [
+            (
+                name,
+                round(watch.seconds(f"weak/{name}"), 1),
+                watch.is_right(name),
+                say(watch.ends[f"weak/{name}"].message),
+            )
             for name in names
         ]
-    rows = [(str(one["fault"]), f"{one['seconds']}", "yes" if one["right"] else "NO") for one in found]
-    print(table(("fault", "seconds", "right"), rows))
-    print(*(f"{one['fault']}: {one['said']}" for one in found), sep="\n")
-    keep(arguments.json, "faults", {"faults": found})
-    return 0 if all(one["right"] for one in found) else 1
+    print(table(("fault", "seconds", "right", "what is said"), rows))
+    keep(given.json, "faults", {"faults": rows})
+    return int(not all(is_right for _, _, is_right, _ in rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether ranks measure the speed of a bare DistributedDataParallel loop: docs/evidence (h200, CPU), docs/decisions.
+"""Whether ranks measure the speed of a bare DistributedDataParallel loop: docs/evidence/h200.md, cpu-two-cores.md.
 
     python benchmarks/fidelity.py --device cpu --json fidelity.json
     python benchmarks/fidelity.py --device cuda --model resnet50 --batch-size 128 --image-size 224 --precision fp16 \
@@ -20,197 +20,91 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from reporting import argument_parser, keep, positive_int, table
+from reporting import argument_parser, keep, orders, positive_int, table
 
-from pytest_ddpscale.families.image import ImageFamily, MemoryFormat
-from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.survey import visible_gpus
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.engine import geometric_mean_estimate
 
-Loop = Literal["bare", "worker"]
-# Of each round, by loop.
-BlockSeconds = Mapping[Loop, Sequence[float]]
-LOOPS: tuple[Loop, Loop] = ("bare", "worker")
+LOOPS = ("bare", "worker")
 TOLERANCE, CONFIDENCE = 0.02, 0.95
-RANK_SCRIPT = Path(__file__).with_name("fidelity_rank.py")
+WARM_STEPS = 1  # as many as the worker runs before each of its blocks
+TIMEOUT = timedelta(minutes=10)
+Seconds = Mapping[str, Sequence[float]]  # of each round's block, by loop
 
 
-@dataclass(frozen=True)
-class Job:
-    """The ranks' job, stored in job.json.
-
-    Attributes:
-        device_type: ``cuda`` (NCCL) or ``cpu`` (gloo).
-        ranks: on this machine.
-        rounds: pairs of blocks for each world size.
-        block_steps: timed steps in a block.
-        seed: of the order of the blocks.
-        first_built: the loop whose model is made first.
-        model: a torchvision classification model.
-        batch_size: images per rank.
-        image_size: height and width, in pixels.
-        precision: ``fp32``, ``fp16`` or ``bf16``.
-        memory_format: ``channels_last`` or ``contiguous``.
-        num_classes: size of the classification head.
-    """
-
-    device_type: DeviceType
-    ranks: int
-    rounds: int
-    block_steps: int
-    seed: int
-    first_built: Loop
-    model: str
-    batch_size: int
-    image_size: int
-    precision: Precision
-    memory_format: MemoryFormat
-    num_classes: int
-
-    @property
-    def world_sizes(self) -> tuple[int, ...]:
-        """One rank, and all of them."""
-        return tuple(sorted({1, self.ranks}))
-
-    @property
-    def study(self) -> Study:
-        """The same training as the worker is told it."""
-        workload = Workload(
-            "fidelity",
-            ImageFamily(
-                self.model, image_size=self.image_size, memory_format=self.memory_format, num_classes=self.num_classes
-            ),
-            self.precision,
-            self.batch_size,
-        )
-        arms = tuple(Arm("ddp", size, self.batch_size) for size in self.world_sizes)
-        # Rounds and block length are ours to keep: StudyArms only times what it is told to.
-        return Study("weak", workload, arms, self.rounds, block_s=1.0, warmup_s=0.0)
-
-    @property
-    def building_order(self) -> tuple[Loop, ...]:
-        """In which order the loops are set up."""
-        return LOOPS if self.first_built == LOOPS[0] else LOOPS[::-1]
-
-    def launch(self, number: int) -> Job:
-        """The job of a launch, counted from 0: another order of the blocks, and the other loop set up first."""
-        return replace(self, seed=self.seed + number, first_built=LOOPS[number % 2])
-
-    def orders(self, world_size: int) -> list[tuple[Loop, ...]]:
-        """For each round, which loop goes first: at random, yet each once in every two rounds."""
-        chance = random.Random(f"{self.seed}/{world_size}")
-        orders: list[tuple[Loop, ...]] = []
-        while len(orders) < self.rounds:
-            first = chance.choice((LOOPS, LOOPS[::-1]))
-            orders += [first, first[::-1]]
-        return orders[: self.rounds]
+def sizes_of(job: argparse.Namespace) -> list[int]:
+    """One rank, and all of them."""
+    return sorted({1, job.ranks})
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Both loops in one world size.
-
-    Attributes:
-        world_size: ranks that trained together.
-        samples_per_s: median of all ranks together, by loop.
-        ratio: worker / bare, geometric mean over the pairs, with its 95 % interval.
-        median_ratio: median over the pairs.
-        ratio_by_launch: geometric mean over the pairs of each launch.
-        pairs: how many.
-    """
-
-    world_size: int
-    samples_per_s: Mapping[Loop, float]
-    ratio: Found
-    median_ratio: float
-    ratio_by_launch: Sequence[float]
-    pairs: int
-
-    def as_json(self) -> dict[str, Any]:
-        """The agreement as JSON types."""
-        return asdict(self) | {"within_tolerance": abs(self.ratio.value - 1) <= TOLERANCE}
+def study_of(job: argparse.Namespace) -> Study:
+    """The training as the worker is told it, which leaves rounds and the length of blocks to others."""
+    image = {"image_size": job.image_size, "memory_format": job.memory_format, "num_classes": job.num_classes}
+    workload = Workload("fidelity", ImageFamily(job.model, **image), job.precision, job.batch_size)
+    arms = tuple(Arm("ddp", size, job.batch_size) for size in sizes_of(job))
+    return Study("weak", workload, arms, job.rounds, block_s=1.0, warmup_s=0.0)
 
 
-def agreement(job: Job, world_size: int, launches: Sequence[BlockSeconds]) -> Agreement:
-    """Compare the loops.
-
-    Args:
-        job: what was trained.
-        world_size: by how many ranks.
-        launches: seconds of each round's block, by loop, for each launch.
-    """
-    images = job.batch_size * job.block_steps * world_size
-    samples_per_s: dict[Loop, float] = {
-        loop: images / statistics.median(block_s for seconds in launches for block_s in seconds[loop]) for loop in LOOPS
-    }
-    ratios = [
-        [bare_s / worker_s for bare_s, worker_s in zip(seconds["bare"], seconds["worker"], strict=True)]
-        for seconds in launches
-    ]
-    pairs = [ratio for launch in ratios for ratio in launch]
-    return Agreement(
-        world_size,
-        samples_per_s,
-        ratio=geometric_mean_estimate(pairs, CONFIDENCE),
-        median_ratio=statistics.median(pairs),
-        ratio_by_launch=[statistics.geometric_mean(launch) for launch in ratios],
-        pairs=len(pairs),
-    )
-
-
-def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of the slowest rank in each round."""
-    return [max(block) for block in zip(*by_rank, strict=True)]
-
-
-def run_ranks(job: Job) -> dict[int, BlockSeconds]:
-    """Start the ranks and wait for them.
+def agreement(job: argparse.Namespace, size: int, launches: Sequence[Seconds]) -> dict[str, Any]:
+    """Both loops on so many ranks.
 
     Returns:
-        Seconds of each round's block, by world size and loop.
-
-    Raises:
-        SystemExit: the ranks failed; their output has been shown.
+        Samples per second of all ranks together, median by loop; the ratio worker / bare: its geometric mean over the
+        pairs with the interval, its median, and the geometric mean of each launch.
     """
+    images = job.batch_size * job.block_steps * size
+    speeds = {loop: images / statistics.median(s for seconds in launches for s in seconds[loop]) for loop in LOOPS}
+    ratios = [[b / w for b, w in zip(one["bare"], one["worker"], strict=True)] for one in launches]
+    pairs = [ratio for launch in ratios for ratio in launch]
+    found = geometric_mean_estimate(pairs, CONFIDENCE)
+    return {
+        "world_size": size, "pairs": len(pairs), "samples_per_s": speeds, "ratio": found._asdict(),
+        "median_ratio": statistics.median(pairs), "ratio_by_launch": [*map(statistics.geometric_mean, ratios)],
+        "within_tolerance": abs(found.value - 1) <= TOLERANCE,
+    }  # fmt: skip
+
+
+def run_ranks(job: argparse.Namespace) -> dict[int, Seconds]:
+    """Start the ranks and wait for them. Returns seconds of the slowest rank by world size, loop and round."""
     with tempfile.TemporaryDirectory(prefix="fidelity-") as name:
         folder = Path(name)
-        (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
+        (folder / "job.json").write_text(json.dumps(vars(job)), encoding="utf-8")
         _launch(job, folder)
         ranks = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(job.ranks)]
     return {
-        size: {loop: slowest([rank[str(size)][loop] for rank in ranks[:size]]) for loop in LOOPS}
-        for size in job.world_sizes
+        size: {loop: [*map(max, zip(*(rank[str(size)][loop] for rank in ranks[:size]), strict=True))] for loop in LOOPS}
+        for size in sizes_of(job)
     }
 
 
-def _launch(job: Job, folder: Path) -> None:
+def _launch(job: argparse.Namespace, folder: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
-    command = [*torchrun, f"--nproc-per-node={job.ranks}", str(RANK_SCRIPT), str(folder)]
     gang_id = uuid.uuid4().hex
-    environment = {
-        "GLOO_SOCKET_IFNAME": "lo",
-        **worker_environment(os.environ, job.device_type),
-        GANG_VARIABLE: gang_id,
-        **as_an_agent_would(),
-    }
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # What an agent would tell `worker.control.connect`: one node, and where rank 0 hosts the store.
+    told = {"DDPSCALE_NODES": "1", "DDPSCALE_NODE_INDEX": "0", "DDPSCALE_STORE": f"127.0.0.1:{port}"}
+    told |= {GANG_VARIABLE: gang_id}
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **worker_environment(os.environ, job.device), **told}
+    command = [*torchrun, f"--nproc-per-node={job.ranks}", __file__, "--rank", str(folder)]
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         exit_code = process.wait()
@@ -220,81 +114,99 @@ def _launch(job: Job, folder: Path) -> None:
         raise SystemExit(f"the ranks failed with exit code {exit_code}; their output is above")
 
 
-def as_an_agent_would() -> dict[str, str]:
-    """What `worker.control.connect` wants to be told: one node, and where rank 0 hosts the store."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return {"DDPSCALE_NODES": "1", "DDPSCALE_NODE_INDEX": "0", "DDPSCALE_STORE": f"127.0.0.1:{port}"}
+def be_a_rank(folder: Path) -> None:
+    """Time every block, and write this rank's seconds by world size and loop; nothing of arms of other ranks."""
+    import torch.distributed as dist
+    from bare_ddp import BareLoop, join
+
+    from pytest_ddpscale.worker.arms import StudyArms
+    from pytest_ddpscale.worker.control import connect
+    from pytest_ddpscale.worker.device import open_device
+
+    job = argparse.Namespace(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
+    control, study, began = connect(TIMEOUT), study_of(job), time.monotonic()
+    device, bare = join(job.device), dict[int, BareLoop]()
+    for loop in LOOPS if job.first_built == LOOPS[0] else LOOPS[::-1]:
+        if loop == "worker":
+            own = open_device(job.device, control.local_rank)
+            arms = StudyArms(study, own, control.rank, control.layout, TIMEOUT)
+            continue
+        for size in sizes_of(job):
+            group = dist.new_group(ranks=list(range(size)))
+            if control.rank < size:
+                bare[size] = BareLoop(job, device, group)
+
+    def time_block(size: int, loop: str) -> float:
+        if loop == "bare":
+            return bare[size].train(job.block_steps, WARM_STEPS)
+        return arms.time_block(study.arms[sizes_of(job).index(size)], job.block_steps).block_s
+
+    seconds = {size: {loop: list[float]() for loop in LOOPS} for size in bare}
+    # The first round makes connections and lets cuDNN choose its algorithms.
+    by_size = {size: [LOOPS, *orders(LOOPS, job.rounds, f"{job.seed}/{size}")] for size in sizes_of(job)}
+    for number in range(job.rounds + 1):
+        for size, order in by_size.items():
+            for loop in order[number]:
+                took_s = time_block(size, loop) if size in bare else None
+                # Ranks wait for each other through the store, so idle ranks use no core.
+                key = f"{number}/{size}/{loop}"
+                control.say(key, True) if control.rank == 0 else control.hear(key)
+                if number and took_s is not None:
+                    seconds[size][loop].append(took_s)
+        if control.rank == 0 and number % 20 == 0:
+            print(f"{number} of {job.rounds} rounds, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    (folder / f"rank-{control.rank}.json").write_text(json.dumps(seconds), encoding="utf-8")
+    arms.close()
+    dist.destroy_process_group()
+    control.leave()
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    parser.add_argument("--ranks", type=positive_int, help="default: one for each GPU; 2 on CPU")
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--batch-size", type=positive_int, default=16, help="images per rank (%(default)s)")
-    parser.add_argument("--image-size", type=positive_int, default=64)
-    parser.add_argument("--precision", choices=("fp32", "fp16", "bf16"), default="fp32")
-    parser.add_argument("--memory-format", choices=("contiguous", "channels_last"), default="contiguous")
-    parser.add_argument("--num-classes", type=positive_int, default=100)
-    parser.add_argument("--rounds", type=positive_int, default=30, help="pairs in each launch (%(default)s)")
-    parser.add_argument("--launches", type=positive_int, default=4, help="(%(default)s)")
-    parser.add_argument("--block-steps", type=positive_int, default=3, help="timed steps in a block (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the blocks")
+    add = parser.add_argument
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    add("--ranks", type=positive_int, help="default: one for each GPU; 2 on CPU")
+    add("--model", default="resnet18")
+    add("--batch-size", type=positive_int, default=16, help="images per rank (%(default)s)")
+    add("--image-size", type=positive_int, default=64)
+    add("--precision", choices=("fp32", "fp16", "bf16"), default="fp32")
+    add("--memory-format", choices=("contiguous", "channels_last"), default="contiguous")
+    add("--num-classes", type=positive_int, default=100)
+    add("--rounds", type=positive_int, default=30, help="pairs in each launch, at least 2 (%(default)s)")
+    add("--launches", type=positive_int, default=4, help="(%(default)s)")
+    add("--block-steps", type=positive_int, default=3, help="timed steps in a block (%(default)s)")
+    add("--seed", type=int, default=0, help="seed of the order of the blocks")
     return parser.parse_args()
-
-
-def job_from(arguments: argparse.Namespace) -> Job:
-    """The job of the command line.
-
-    Raises:
-        SystemExit: it asks for a GPU and there is none, or for more ranks than GPUs.
-    """
-    gpus = 0 if arguments.device == "cpu" else len(visible_gpus())
-    if arguments.device == "cuda" and not gpus:
-        raise SystemExit("--device cuda: NVML sees no GPU here; expected at least one, or --device cpu")
-    ranks = arguments.ranks or gpus or 2
-    if gpus and ranks > gpus:
-        raise SystemExit(f"--ranks {ranks}: {gpus} GPUs are visible; expected no more ranks than GPUs")
-    values = {name: getattr(arguments, name) for name in Job.__dataclass_fields__ if name in arguments}
-    return Job(**values | {"device_type": "cuda" if gpus else "cpu", "ranks": ranks, "first_built": LOOPS[0]})
-
-
-def agreement_table(found: Sequence[Agreement]) -> str:
-    """One line for each world size."""
-    header = ("arm", "pairs", "bare img/s", "worker img/s", "worker/bare", "95 % interval", "median", "each launch")
-    rows = [
-        (
-            f"ddp@{a.world_size}",
-            str(a.pairs),
-            f"{a.samples_per_s['bare']:.1f}",
-            f"{a.samples_per_s['worker']:.1f}",
-            f"{a.ratio.value:.4f}",
-            " … ".join(f"{end:.4f}" for end in a.ratio.interval or ()),
-            f"{a.median_ratio:.4f}",
-            " ".join(f"{ratio:.3f}" for ratio in a.ratio_by_launch),
-        )
-        for a in found
-    ]
-    return table(header, rows)
 
 
 def main() -> int:
     """Run the script. Returns its exit code."""
-    arguments = parse_arguments()
-    if arguments.rounds < 2:
-        raise SystemExit("--rounds 1: expected at least 2, as one pair has no spread")
-    job = job_from(arguments)
-    launches = []
-    for number in range(arguments.launches):
-        launches.append(run_ranks(job.launch(number)))
-        print(f"launch {number + 1} of {arguments.launches} is done", file=sys.stderr, flush=True)
-    found = [agreement(job, size, [launch[size] for launch in launches]) for size in job.world_sizes]
-    print(agreement_table(found))
+    if sys.argv[1:2] == ["--rank"]:
+        be_a_rank(Path(sys.argv[2]))
+        return 0
+    job = parse_arguments()
+    file, gpus = job.json, 0 if job.device == "cpu" else len(visible_gpus())
+    if job.device == "cuda" and not gpus:
+        raise SystemExit("--device cuda: NVML sees no GPU here; expected at least one, or --device cpu")
+    job.ranks, job.device, job.json = job.ranks or gpus or 2, "cuda" if gpus else "cpu", None
+    launches, seed = [], job.seed
+    for number in range(job.launches):  # in another order of the blocks, and the other loop set up first
+        job.seed, job.first_built = seed + number, LOOPS[number % 2]
+        launches.append(run_ranks(job))
+        print(f"launch {number + 1} of {job.launches} is done", file=sys.stderr, flush=True)
+    found = [agreement(job, size, [launch[size] for launch in launches]) for size in sizes_of(job)]
+    rows = []
+    for one in found:
+        speeds, ratio = one["samples_per_s"], one["ratio"]
+        numbers = (ratio["value"], *ratio["interval"], one["median_ratio"], *one["ratio_by_launch"])
+        value, low, high, median, *each = (f"{number:.4f}" for number in numbers)
+        cells = (f"{speeds['bare']:.1f}", f"{speeds['worker']:.1f}", value, f"{low} … {high}", median, " ".join(each))
+        rows.append((f"ddp@{one['world_size']}", one["pairs"], *cells))
+    header = ("arm", "pairs", "bare img/s", "worker img/s", "worker/bare", "95 % interval", "median", "each launch")
+    print(table(header, rows))
     print(f"expected: worker/bare within {TOLERANCE:.0%} of 1")
-    result = {"job": asdict(job), "tolerance": TOLERANCE, "agreements": [a.as_json() for a in found]}
-    keep(arguments.json, "fidelity", result | {"block_s_by_launch": launches})
+    keep(file, "fidelity", {"job": vars(job), "agreements": found, "block_s_by_launch": launches})
     return 0
 
 

@@ -1,6 +1,6 @@
 """Whether hostile thresholds, options, environments and run directories are refused well and quickly: docs/evidence.
 
-    python benchmarks/hostile_inputs.py [--every N] [--first K] [--files] [--markdown FILE] [--json FILE]
+    python benchmarks/hostile_inputs.py [--every N] [--first K] [--files] [--json FILE]
 
 Each line of benchmarks/hostile/FAMILY.jsonl is a case of `Case`, which runs the real command in its own forked process:
 `ddpscale thresholds check`, or `pytest` with the thresholds of a CPU or of an imaginary GPU; nothing is measured. A
@@ -10,22 +10,20 @@ traceback, under 2 s of CPU time), or accepted because it is sound.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import io
 import json
 import os
 import re
 import runpy
-import signal
 import sys
 import tempfile
-import time
-import traceback
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from reporting import argument_parser, keep, positive_int, table
+from reporting import Tally, argument_parser, in_a_fork, keep, positive_int
 
 LISTED = Path(__file__).with_name("hostile")
 REFUSAL = 4
@@ -44,11 +42,12 @@ COMMON = ("-q", "-p", "no:cacheprovider", "test_it.py")
 
 
 def long(text: str) -> str:
-    """With «TEXT×9» nine times, and «TEXT×3…8» six times with 3 to 8 in place of {i}."""
+    """With «TEXT×9» nine times, and «TEXT×3…8» six times with 3 to 8 in place of {i}, 2 to 7 in place of {p}."""
 
     def repeated(found: re.Match[str]) -> str:
         first, last = int(found[3] or 1), int(found[4])
-        return "".join(found[1].replace("{i}", str(number)) for number in range(first, last + 1))
+        numbers = range(first, last + 1)
+        return "".join(found[1].replace("{i}", str(one)).replace("{p}", str(one - 1)) for one in numbers)
 
     return re.sub(r"«(.*?)×((\d+)…)?(\d+)»", repeated, text, flags=re.DOTALL)
 
@@ -63,13 +62,11 @@ class Case:
         base: a file of benchmarks/hostile from which thresholds.yaml is made; empty for none.
         edits: texts of it and what replaces each, where it occurs first.
         before: text before it; ``add`` likewise after it.
-        bomb: aliases of aliases, of what kind and how deep.
         encoding: of the file.
         plan: arguments of ``pytest --collect-only``.
         judge: arguments of ``pytest``.
         arguments: of ``ddpscale``, if there are neither.
         environment: variables beside the usual ones.
-        make: whether the folder has a ``pipe``.
         run: texts of the files of a run directory.
         irregular: a file of it, and ``pipe`` or the device to which it is a link.
         sound: whether it has to be accepted.
@@ -82,13 +79,11 @@ class Case:
     edits: list[list[str]] = field(default_factory=list)
     before: str = ""
     add: str = ""
-    bomb: tuple[str, int] | None = None
     encoding: str = "utf-8"
     plan: list[str] | None = None
     judge: list[str] | None = None
     arguments: list[str] = field(default_factory=lambda: [*CHECK])
     environment: dict[str, str] = field(default_factory=dict)
-    make: str = ""
     run: dict[str, str] | None = None
     irregular: list[str] = field(default_factory=list)
     sound: bool = False
@@ -113,15 +108,14 @@ class Case:
         for old, new in self.edits:
             assert old in text, (self.name, old)
             text = text.replace(old, long(new), 1)
-        return "".join([self.before, *_bomb(*self.bomb or ("", 0)), text, long(self.add)]).encode(self.encoding)
+        return "".join([long(self.before), text, long(self.add)]).encode(self.encoding)
 
     def prepare(self, folder: Path) -> None:
         """Write its files."""
         (folder / "thresholds.yaml").write_bytes(self.content)
         (folder / "test_it.py").write_text(ACCEPTANCE, encoding="utf-8")
         (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-        if self.make:
-            os.mkfifo(folder / self.make)
+        os.mkfifo(folder / "pipe")
         if self.run is not None:
             (folder / "run").mkdir()
         for name, text in (self.run or {}).items():
@@ -134,17 +128,6 @@ class Case:
             name, kind = self.irregular
             (path := folder / "run" / name).unlink()
             os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
-
-
-def _bomb(kind: str, levels: int) -> list[str]:
-    lines = ["a0: &a0 [x, x]\n" if kind in ("list", "key") else "a0: &a0 {x: 1}\n"] * bool(levels)
-    for level in range(1, levels):
-        aliases = [f"*a{level - 1}"] * 9
-        inside = ", ".join(f"k{i}: {alias}" for i, alias in enumerate(aliases))
-        merged = f"{{<<: [{', '.join(aliases)}]}}"
-        body = {"mapping": f"{{{inside}}}", "merge": merged}.get(kind, f"[{', '.join(aliases)}]")
-        lines.append(f"a{level}: &a{level} {body}\n")
-    return [*lines, *[f"? *a{levels - 1}\n: 1\n"] * (kind == "key")]
 
 
 def cases() -> list[Case]:
@@ -161,10 +144,7 @@ def outcome_of(case: Case, folder: Path, startup_s: float = 0.0) -> tuple[str, s
     folder.mkdir()
     case.prepare(folder)
     out = folder / "out"
-    child = os.fork()
-    if child == 0:
-        _become(case, folder, out)
-    code, cpu_s = _wait(child)
+    code, cpu_s = in_a_fork(partial(_become, case, folder), out, HANG_S)
     cpu_s = max(0.0, cpu_s - startup_s)
     said = out.read_text(encoding="utf-8", errors="backslashreplace")
     last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
@@ -186,47 +166,20 @@ def judged(case: Case, code: int | None, said: str, cpu_s: float) -> str:
     return "slow" if cpu_s > MOST_CPU_S else "refused"
 
 
-def _become(case: Case, folder: Path, out: Path) -> None:
-    code = 1
-    try:
-        file = os.open(out, os.O_WRONLY | os.O_CREAT, 0o644)
-        for descriptor in (1, 2):
-            os.dup2(file, descriptor)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.chdir(folder)
-        for name in [name for name in os.environ if name.startswith("DDPSCALE_")]:
-            del os.environ[name]
-        os.environ.update({"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"} | case.environment)
-        is_ours = case.command[0] == "thresholds"
-        sys.argv = ["ddpscale" if is_ours else "pytest", *case.command]
-        if is_ours:
-            from pytest_ddpscale.cli import main as ddpscale
+def _become(case: Case, folder: Path) -> int:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(folder)
+    for name in [name for name in os.environ if name.startswith("DDPSCALE_")]:
+        del os.environ[name]
+    os.environ.update({"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"} | case.environment)
+    is_ours = case.command[0] == "thresholds"
+    sys.argv = ["ddpscale" if is_ours else "pytest", *case.command]
+    if is_ours:
+        from pytest_ddpscale.cli import main as ddpscale
 
-            code = ddpscale(list(case.command))
-        else:
-            runpy.run_module("pytest", run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _wait(child: int) -> tuple[int | None, float]:
-    """Exit code, None of a hang, and CPU seconds."""
-    deadline = time.monotonic() + HANG_S
-    while True:
-        ended, status, usage = os.wait4(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.wait4(child, 0)
-            return None, HANG_S
-        time.sleep(0.005)
+        return ddpscale(list(case.command))
+    runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+    return 0
 
 
 def main() -> int:
@@ -235,39 +188,27 @@ def main() -> int:
     parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth case of each family")
     parser.add_argument("--first", type=int, default=0, metavar="K", help="begin with case K of each, from 0 up")
     parser.add_argument("--files", action="store_true", help="only thresholds files, by `ddpscale thresholds check`")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table here, too")
     options = parser.parse_args()
     with contextlib.redirect_stdout(io.StringIO()):
         import pytest  # noqa: F401 - for the forks
 
         import pytest_ddpscale.cli
         import pytest_ddpscale.thresholds.loading  # noqa: F401
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    wrong, slowest, numbers = list[str](), 0.0, collections.Counter[str]()
+    tally, slowest, numbers = Tally(*OUTCOMES), 0.0, Counter[str]()
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
         # What the same command takes that has nothing to complain about.
         sound = Case("", "", sound=True), Case("", "", arguments=["--markers"], sound=True)
         startups = {one.is_check: outcome_of(one, Path(folder) / f"sound {one.is_check}")[2] for one in sound}
         for number, case in enumerate(one for one in cases() if one.is_check or not options.files):
             numbers[case.family] += 1
-            if (numbers[case.family] - 1) % options.every != options.first:
-                continue
-            outcome, last, cpu_s = outcome_of(case, Path(folder) / str(number), startups[case.is_check])
-            counts[case.family][outcome] += 1
-            slowest = max(slowest, cpu_s if outcome == "refused" else 0.0)
-            if outcome not in ("refused", "accepted rightly"):
-                wrong.append(f"{outcome}: {case.family}, {case.name} ({cpu_s:.1f} s): {last[:300]}")
-    header = ("family", "tried", *OUTCOMES)
-    lines = [*counts.items(), ("all", sum(counts.values(), collections.Counter[str]()))]
-    rows = [(name, str(found.total()), *(str(found[one]) for one in OUTCOMES)) for name, found in lines]
-    print(table(header, rows))
+            if (numbers[case.family] - 1) % options.every == options.first:
+                outcome, last, cpu_s = outcome_of(case, Path(folder) / str(number), startups[case.is_check])
+                tally.note(case.family, outcome, f"{case.name} ({cpu_s:.1f} s): {last[:300]}")
+                slowest = max(slowest, cpu_s if outcome == "refused" else 0.0)
+    print(tally.tell())
     print(f"slowest refusal: {slowest:.2f} s of CPU time after start-up")
-    print(*wrong, sep="\n")
-    if options.markdown:
-        marked = [header, ("---",) * len(header), *rows]
-        options.markdown.write_text("".join(f"| {' | '.join(row)} |\n" for row in marked), encoding="utf-8")
-    keep(options.json, "hostile_inputs", {"counts": counts, "wrong": wrong, "slowest_refusal_s": slowest})
-    return 1 if wrong else 0
+    keep(options.json, "hostile_inputs", {"counts": tally.counts, "wrong": tally.wrong, "slowest_refusal_s": slowest})
+    return int(bool(tally.wrong))
 
 
 if __name__ == "__main__":

@@ -1,21 +1,19 @@
-"""The cost of simulating, judging, reporting and steering a large cluster: docs/evidence.
+"""The cost of simulating, judging, reporting and steering a large cluster: docs/evidence/README.md.
 
     python benchmarks/judging.py --json judging.json
     python benchmarks/judging.py --gpus 64 512
-    python benchmarks/judging.py --gpus 8192 --steering
 
 Writes a run of B200s with `ddpscale simulate`, all default workloads and every step's time, and judges it with
 `pytest --ddp-judge`, with all views and plots, each in its own process. CPU seconds are the kernel's user and system
 time of a process and its children; memory is the largest resident set of either process. On a shared machine CPU time
 varies less than wall time.
 
-With `--steering` the records of a simulated run are also passed to the supervisor's judge round by round, as a gang
-writes them: CPU seconds of reading and judging each round, of which the slowest is shown.
+The records of a run are also passed to the supervisor's judge round by round, as a gang writes them: CPU seconds of
+reading and judging each round, of which the slowest is shown.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -64,8 +62,8 @@ def cost_of(command: Sequence[str | Path], folder: Path, expected: int) -> tuple
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def measure(gpus: int, rounds: int, folder: Path, *, steering: bool) -> dict[str, float]:
-    """Simulate, judge and report one cluster with so many rounds of every study. Returns costs by `HEADER`."""
+def measure(gpus: int, rounds: int, folder: Path) -> list[float]:
+    """Simulate, judge, report and steer one cluster with so many rounds of every study. Returns costs by `HEADER`."""
     run = folder / f"gpus{gpus}"
     size = ["--gpus", str(gpus), "--rounds", str(rounds)]
     ddpscale = [sys.executable, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"]
@@ -75,23 +73,13 @@ def measure(gpus: int, rounds: int, folder: Path, *, steering: bool) -> dict[str
     pytest = [sys.executable, "-m", "pytest", *others, f"--rootdir={folder}"]
     judged_s, judged_mib = cost_of([*pytest, f"--gpu-sku={SKU}", f"--ddp-judge={run}"], folder, _FAILED_TESTS)
     mib = (run / "measurements.jsonl").stat().st_size / 2**20
-    slowest_s = max(steer(run, folder / f"steered{gpus}")) if steering else math.nan
-    found = (gpus, mib, made_s, judged_s, made_s + judged_s, max(made_mib, judged_mib), slowest_s)
-    return dict(zip(HEADER, found, strict=True))
+    slowest_s = max(steer(run, folder / f"steered{gpus}"))
+    return [gpus, mib, made_s, judged_s, made_s + judged_s, max(made_mib, judged_mib), slowest_s]
 
 
 def steer(source: Path, target: Path) -> Iterator[float]:
-    """Write a run again round by round, as ranks would, and have each round judged.
-
-    Args:
-        source: a run directory.
-        target: another one, made here.
-
-    Yields:
-        CPU seconds of the supervisor for each round.
-    """
-    plan = RunDirectory(source).read_plan()
-    run = RunDirectory.create(target)
+    """Write a run again round by round, as ranks would, and have each judged. Yields CPU seconds of the supervisor."""
+    plan, run = RunDirectory(source).read_plan(), RunDirectory.create(target)
     run.measurements_jsonl.touch()
     judge = Decider(plan, cases_for(load_thresholds(packaged("thresholds.yaml")), plan.sku, plan.layout), CONFIDENCE)
     supervisor, sent = Supervisor(launch_here("cpu"), run, Limits(), judge=judge), b""
@@ -109,17 +97,16 @@ def steer(source: Path, target: Path) -> Iterator[float]:
 def main() -> int:
     """Run the script. Returns its exit code."""
     parser = argument_parser(__doc__)
-    sizes = [64, 512, 8192]
-    parser.add_argument("--gpus", type=positive_int, nargs="+", default=sizes, help="cluster sizes (%(default)s)")
+    parser.add_argument(
+        "--gpus", type=positive_int, nargs="+", default=[64, 512, 8192], help="cluster sizes (%(default)s)"
+    )
     parser.add_argument("--rounds", type=positive_int, default=16, help="rounds of every study (%(default)s)")
-    parser.add_argument("--steering", action="store_true", help="steer each cluster, too")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="judging-") as folder:
-        found = [measure(gpus, given.rounds, Path(folder), steering=given.steering) for gpus in given.gpus]
-    print(table(HEADER, [[f"{value:.4g}" for value in one.values()] for one in found]))
+        found = [measure(gpus, given.rounds, Path(folder)) for gpus in given.gpus]
+    print(table(HEADER, [[f"{value:.4g}" for value in one] for one in found]))
     print(f"\nexpected: {EXPECTED}")
-    told = [{name: value for name, value in one.items() if not math.isnan(value)} for one in found]
-    keep(given.json, "judging", {"sizes": told})
+    keep(given.json, "judging", {"sizes": [dict(zip(HEADER, one, strict=True)) for one in found]})
     return 0
 
 

@@ -9,7 +9,6 @@ pass, and none whose evidence a mutant of benchmarks/mutations.txt takes away, o
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import random
@@ -19,7 +18,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 
 import oracle_runs
 from hostile_inputs import long
-from reporting import argument_parser, keep, positive_int, table
+from reporting import Tally, argument_parser, keep, positive_int
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
@@ -47,7 +46,7 @@ from pytest_ddpscale.util.packaged import packaged
 
 LISTED = Path(__file__).with_name("mutations.txt")
 OUTCOMES = ("refused", "no better", "wrong pass", "traceback", "hang")
-HANG_S = 60
+HANG_S = 300  # of wall time: generous, as other work may share the cores
 SIMULATED_FAULTS = (("slow-gpu:3:1.3", "corrupt-rank:5"), ("missing-rank:3:2",), ("bad-gpu:3:ecc",), ())
 MEASURED = oracle_runs.MEASURED
 WRONG_VALUES = (
@@ -79,7 +78,7 @@ class Mutant:
     name: str
     file: str
     content: bytes | Callable[[Path], None]
-    gone: str = ""
+    gone: str = "none"
     spoils: bool = False
 
 
@@ -93,11 +92,8 @@ def mutants(run: Path) -> Iterator[Mutant]:
         middle = len(content) // 2
         for name, damage in DAMAGES.items():
             yield Mutant("damaged", f"{name} in {file}", file, content[:middle] + damage + content[middle:])
-        lines = content.splitlines(keepends=True) if file == MEASURED else [content]
-        yield from _fields(file, lines, chance)
+        yield from _of_lines(file, content.splitlines(keepends=True) if file == MEASURED else [content], chance)
         if file == MEASURED:
-            yield from _lines(file, lines, chance)
-            yield from _blocks(file, lines, chance)
             yield from _listed(run)
         for name, make in NO_FILES.items():
             yield Mutant("no file", f"{file} is {name}", file, make, spoils=True)
@@ -109,52 +105,38 @@ def _kind(line: bytes) -> str:
     return f"timed {said['study']}" if said.get("kind") == "timed" else str(said.get("kind", "whole"))
 
 
-def _firsts(lines: Sequence[bytes]) -> dict[str, int]:
-    return {_kind(line): place for place, line in reversed(list(enumerate(lines)))}
+def _of_lines(file: str, lines: Sequence[bytes], chance: random.Random) -> Iterator[Mutant]:
+    """Other fields; of measurements also lines that are missing, twice, elsewhere or mixed up with others."""
 
+    def mutant(family: str, name: str, changed: Mapping[int, bytes | Line]) -> Mutant:
+        new = [changed.get(place, line) for place, line in enumerate(lines)]
+        texts = [one if isinstance(one, bytes) else json.dumps(one).encode() + b"\n" for one in new]
+        return Mutant(family, name, file, b"".join(texts))
 
-def _fields(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mutant]:
-    """One field with another value, missing, or one more."""
-
-    def mutant(kind: str, place: int, name: str, text: str) -> Mutant:
-        changed = [*lines[:place], text.encode() + b"\n", *lines[place + 1 :]]
-        return Mutant("field", f"{file}, {kind}: {name}", file, b"".join(changed))
-
-    for kind, place in _firsts(lines).items():
+    kinds = [*map(_kind, lines)]
+    for kind in dict.fromkeys(reversed(kinds)):
+        place = kinds.index(kind)
         data = json.loads(lines[place])
         inside = [(key, name) for key in ("readings", "series") for name in data.get(key, ())]
         for part, key in [(None, key) for key in data] + inside:
             said = data if part is None else data[part]
             value = chance.choice(WRONG_VALUES)
-            texts = {f"{key} = {value[:12]}": json.dumps(said | {key: "VALUE"}).replace('"VALUE"', value)}
-            texts[f"without {key}"] = json.dumps({name: value for name, value in said.items() if name != key})
-            for name, text in texts.items():
-                whole = text if part is None else json.dumps(data | {part: "PART"}).replace('"PART"', text)
-                yield mutant(kind, place, name, whole)
-        yield mutant(kind, place, "one more", json.dumps(data | {"colour": "red"}))
-
-
-def _lines(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mutant]:
-    """Whole lines that are missing, there twice, or elsewhere."""
-    for kind, first in _firsts(lines).items():
-        others = [place for place, line in enumerate(lines) if _kind(line) == kind]
-        for place in sorted({first, others[-1], chance.choice(others)}):
-            without, twice = lines[:place] + lines[place + 1 :], [*lines[: place + 1], *lines[place:]]
-            yield Mutant("dropped", f"{kind}, line {place + 1}", file, b"".join(without))
-            yield Mutant("twice", f"{kind}, line {place + 1}", file, b"".join(twice))
-        yield Mutant("dropped", f"every {kind}", file, b"".join(line for line in lines if _kind(line) != kind))
-    yield Mutant("reordered", f"{file}, backwards", file, b"".join(reversed(lines)))
-    yield Mutant("reordered", f"{file}, shuffled", file, b"".join(chance.sample(lines, len(lines))))
-
-
-def _blocks(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mutant]:
-    """Swapped ranks, arms and rounds, copied rounds, missing ranks."""
-    blocks = [place for place, line in enumerate(lines) if _kind(line).startswith("timed")]
-
-    def mutant(family: str, name: str, changed: dict[int, Line]) -> Mutant:
-        new = {place: json.dumps(line).encode() + b"\n" for place, line in changed.items()}
-        return Mutant(family, name, file, b"".join(new.get(place, line) for place, line in enumerate(lines)))
-
+            changed = {f"{key} = {value[:12]}": said | {key: "VALUE"}}
+            changed[f"without {key}"] = {name: one for name, one in said.items() if name != key}
+            for name, one in changed.items():
+                text = json.dumps(one if part is None else data | {part: one}).replace('"VALUE"', value)
+                yield mutant("field", f"{file}, {kind}: {name}", {place: text.encode() + b"\n"})
+        yield mutant("field", f"{file}, {kind}: one more", {place: data | {"colour": "red"}})
+    for kind in dict.fromkeys(reversed(kinds)) if file == MEASURED else ():
+        others = [place for place, one in enumerate(kinds) if one == kind]
+        for place in sorted({others[0], others[-1], chance.choice(others)}):
+            yield mutant("dropped", f"{kind}, line {place + 1}", {place: b""})
+            yield mutant("twice", f"{kind}, line {place + 1}", {place: 2 * lines[place]})
+        yield mutant("dropped", f"every {kind}", dict.fromkeys(others, b""))
+    if file == MEASURED:
+        yield mutant("reordered", "backwards", dict(enumerate(reversed(lines))))
+        yield mutant("reordered", "shuffled", dict(enumerate(chance.sample(lines, len(lines)))))
+    blocks = [place for place, kind in enumerate(kinds) if kind.startswith("timed")]
     for _ in range(12 if blocks else 0):
         place, other = chance.sample(blocks, 2)
         one, two = json.loads(lines[place]), json.loads(lines[other])
@@ -170,12 +152,8 @@ def _blocks(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mu
 
 def omit(run: oracle_runs.Files, kind: str, study: str = "", arm: str = "") -> None:
     """Drop lines of a kind, of a study or an arm."""
-    wanted = {"kind": kind} | ({"study": study} if study else {}) | ({"arm": arm} if arm else {})
-    run.lines = [one for one in run.lines if not wanted.items() <= _plain(one).items()]
-
-
-def _plain(line: Line) -> dict[str, str]:
-    return {key: str(line.get(key)) for key in ("kind", "study", "arm")}
+    wanted = {"kind": kind, "study": study, "arm": arm}
+    run.lines = [one for one in run.lines if any(value and one.get(key) != value for key, value in wanted.items())]
 
 
 def unlist(run: oracle_runs.Files, study: str, arm: str) -> None:
@@ -221,34 +199,31 @@ def _listed(run: Path) -> Iterator[Mutant]:
         "{trained}": [(one,) for one in studies if "/" in one],
     }  # fmt: skip
     for row in LISTED.read_text(encoding="utf-8").splitlines():
-        if row.startswith("#"):
-            continue
         kind = next((key for key in choices if key in row), "")
-        for chosen in choices.get(kind, [()]):
+        for chosen in () if row.startswith("#") else choices.get(kind, [()]):
             text = row.replace("HOST", hosts[0])
             for word, value in zip(kind.split(), chosen, strict=True):
                 text = text.replace(word, value)
-            family, edits, *more = (cell.strip() for cell in text.split("|", 2))
-            gone, _, spoils = more[0].rpartition(" | ") if more[0].endswith("spoils") else (more[0], "", "")
+            family, edits, gone, *spoils = text.split(" | ")
             files = oracle_runs.Files(run)
             for name, *arguments in map(str.split, edits.split(";")):
                 EDITS[name](files, *arguments)
             content = b"".join(json.dumps(one).encode() + b"\n" for one in files.lines)
-            yield Mutant(family, edits, MEASURED, content, gone.strip("| "), bool(spoils))
+            yield Mutant(family, edits, MEASURED, content, gone, bool(spoils))
 
 
 def is_gone(gone: str, verdict: Verdict) -> bool:
     """Whether a verdict lost its evidence.
 
     Args:
-        gone: ``id PATTERN``; ``needs STUDY [ARM]``; ``pace STUDY`` of speeds; ``ratio STUDY ARM``; empty for none.
+        gone: ``id PATTERN``; ``needs STUDY [ARM]``; ``pace STUDY`` of speeds; ``ratio STUDY ARM``; ``none``.
         verdict: to be judged.
     """
-    how, *words = gone.split() or [""]
+    how, *words = gone.split()
     metric = METRICS[verdict.metric]
     if how == "id":
         return bool(re.fullmatch(words[0], verdict.id))
-    if not how or not _needs(verdict, metric, *words):
+    if how == "none" or not _needs(verdict, metric, *words):
         return False
     is_ratio = metric.baseline is not None and (_is_rate(metric) or metric.unit == "fraction")
     return {"needs": True, "pace": _is_rate(metric), "ratio": is_ratio and not metric.reads_folder}[how]
@@ -294,7 +269,7 @@ def outcome_of(run: Path, before: Judgement, mutant: Mutant | None = None) -> tu
     anew = [
         one
         for one in found.verdicts
-        if one.passed and (one.id not in passed or is_gone(mutant.gone if mutant else "", one))
+        if one.passed and (one.id not in passed or is_gone(mutant.gone if mutant else "none", one))
     ]
     is_better = found.outcome == "accepted" != before.outcome
     is_spoiled = mutant is not None and mutant.spoils and found.outcome in ACCEPTING
@@ -345,21 +320,16 @@ def main() -> int:
     parser.add_argument("--run", type=Path, action="append", default=[], help="a run directory to be changed as well")
     parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth mutant")
     options = parser.parse_args()
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    wrong: list[str] = []
+    tally = Tally(*OUTCOMES)
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         runs = [simulated(folder / f"simulated-{i}", faults) for i, faults in enumerate(SIMULATED_FAULTS)]
         for run in (*runs, *options.run):
             for mutant, outcome, said in tried(run, folder / "mutant", lambda number: number % options.every == 0):
-                counts[mutant.family][outcome] += 1
-                if outcome not in ("refused", "no better"):
-                    wrong.append(f"{outcome}: {run.name}, {mutant.family}, {mutant.name}: {said}")
-    rows = [(family, str(found.total()), *(str(found[one]) for one in OUTCOMES)) for family, found in counts.items()]
-    print(table(("family", "tried", *OUTCOMES), rows))
-    print(*wrong, sep="\n")
-    keep(options.json, "mutate_runs", {"counts": counts, "wrong": wrong})
-    return 1 if wrong else 0
+                tally.note(mutant.family, outcome, f"{mutant.name} of {run.name}: {said}")
+    print(tally.tell())
+    keep(options.json, "mutate_runs", {"counts": tally.counts, "wrong": tally.wrong})
+    return int(bool(tally.wrong))
 
 
 if __name__ == "__main__":

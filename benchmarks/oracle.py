@@ -19,7 +19,6 @@ directory, without the names of its machine. What is stored stays the same when 
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import fnmatch
 import gc
@@ -36,7 +35,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -46,6 +45,7 @@ from typing import Any
 
 from oracle_facts import READERS, Facts, culprits, history_rows, judged_run
 from oracle_runs import edit, measure_as_sessions_do, unfit
+from reporting import argument_parser, in_a_fork
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "benchmarks" / "oracle"
@@ -74,34 +74,28 @@ MASKS = (
 
 def program(name: str, arguments: Sequence[str], said: Path, before: Callable[[], None] | None = None) -> int:
     """Run pytest or ddpscale in a fork of this process, which has imported the package. Returns its exit code."""
-    fork = get_context("fork").Process(target=_become, args=(name, arguments, said, before))
-    fork.start()
-    fork.join()
-    return fork.exitcode or 0
+
+    def become() -> Any:
+        sys.argv = [name, *arguments]
+        if before is not None:
+            before()
+        return importlib.import_module({"pytest": "pytest", "ddpscale": "pytest_ddpscale.cli"}[name]).main()
+
+    return in_a_fork(become, said)[0] or 0
 
 
-def _become(name: str, arguments: Sequence[str], said: Path, before: Callable[[], None] | None) -> None:
-    for number in (1, 2):
-        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
-    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
-    sys.argv = [name, *arguments]
-    if before is not None:
-        before()
-    sys.exit(importlib.import_module({"pytest": "pytest", "ddpscale": "pytest_ddpscale.cli"}[name]).main())
-
-
-def unpack(name: str) -> None:
-    """Unpack a stored run directory here."""
+def unpack(name: str, target: Path) -> None:
+    """Unpack a stored run directory."""
     with tarfile.open(DATA / "runs" / f"{name}.tar.xz") as packed:
         # Python before 3.10.12 and 3.11.4, which Debian 12 has, has no filters.
         packed.extraction_filter = getattr(tarfile, "data_filter", None)
-        packed.extractall(name)
+        packed.extractall(target)
 
 
 def make(name: str, number: int) -> None:
     """Make a run directory here, the `number`-th of its chain."""
     if RUNS[name].startswith("stored"):
-        unpack(name)
+        unpack(name, Path(name))
         file = Path(name, "run.json")
         record = json.loads(file.read_text())
         sha256 = hashlib.sha256((ROOT / "thresholds.yaml").read_bytes()).hexdigest()
@@ -161,7 +155,7 @@ def found(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]:
     try:
         if kind in readers:
             if (DATA / "runs" / f"{name}.tar.xz").exists():
-                unpack(name)
+                unpack(name, Path(name))
             facts = readers[kind](program, name, *words)
         else:
             facts, texts = judged(name, number, history)
@@ -192,10 +186,9 @@ def find_chain(chain: Sequence[str], asked: Sequence[str], folder: Path) -> list
     """Name, facts and texts of the asked runs of a chain."""
     os.chdir(folder)
     end = max((number for number, name in enumerate(chain, 1) if name in asked), default=0)
-    all_of_chain = [
-        (name, *found(name, number, f"history-{chain[0]}.sqlite")) for number, name in enumerate(chain[:end])
-    ]
-    return [one for one in all_of_chain if one[0] in asked]
+    history = f"history-{chain[0]}.sqlite"
+    done = [(name, *found(name, number, history)) for number, name in enumerate(chain[:end])]
+    return [one for one in done if one[0] in asked]
 
 
 def find_all(asked: Sequence[str], folder: Path, processes: int) -> tuple[dict[str, Facts], dict[str, str]]:
@@ -204,16 +197,18 @@ def find_all(asked: Sequence[str], folder: Path, processes: int) -> tuple[dict[s
 
     # Imported once for all forks: what is not torch and not pytest's to load; np.unique imports numpy.ma.
     others = "pytest_ddpscale.worker", "pytest_ddpscale.datasets.image_samples", "pytest_ddpscale.plugin"
-    for module in pkgutil.walk_packages(pytest_ddpscale.__path__, "pytest_ddpscale."):
-        if not module.name.startswith(others):
-            importlib.import_module(module.name)
-    for name in ("numpy.ma", "pdb", "pytest", "unittest", "_pytest.junitxml", "_pytest.unittest"):
+    names = [one.name for one in pkgutil.walk_packages(pytest_ddpscale.__path__, "pytest_ddpscale.")]
+    more = "numpy.ma", "pdb", "pytest", "unittest", "_pytest.junitxml", "_pytest.unittest"
+    for name in (*(name for name in names if not name.startswith(others)), *more):
         importlib.import_module(name)
     gc.freeze()
+    facts, texts = dict[str, Facts](), dict[str, str]()
     with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-        chains = list(pool.map(partial(find_chain, asked=asked, folder=folder), map(list, CHAINS)))
-    done = [one for chain in chains for one in chain]
-    return {name: facts for name, facts, _ in done}, {key: text for *_, texts in done for key, text in texts.items()}
+        for chain in pool.map(partial(find_chain, asked=asked, folder=folder), map(list, CHAINS)):
+            for name, its_facts, its_texts in chain:
+                facts[name] = its_facts
+                texts |= its_texts
+    return facts, texts
 
 
 def stored(data: Path) -> tuple[dict[str, Facts], dict[str, str]]:
@@ -224,49 +219,31 @@ def stored(data: Path) -> tuple[dict[str, Facts], dict[str, str]]:
 
 
 def store(data: Path, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> None:
-    """Expect that of these runs from now on, and nothing of runs that are no more."""
-    for folder, lines in (
-        ("facts", {f"{run}.jsonl": _lines(of_run) for run, of_run in facts.items()}),
-        ("texts", {f"{name}.txt": text for name, text in texts.items()}),
-    ):
-        (data / folder).mkdir(parents=True, exist_ok=True)
-        for file in (data / folder).iterdir():
-            if file.name.split(".")[0] not in RUNS:
-                file.unlink()
-        for name, text in lines.items():
-            (data / folder / name).write_text(text, encoding="utf-8")
-
-
-def _lines(facts: Facts) -> str:
-    """A line a fact, sorted."""
+    """Expect that of these runs from now on, a line a fact, and nothing of runs that are no more."""
     form = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return "".join(f"{form.encode(fact)}\n" for fact in sorted(facts.items()))
+    files = {f"texts/{name}.txt": text for name, text in texts.items()}
+    for run, of_run in facts.items():
+        files[f"facts/{run}.jsonl"] = "".join(f"{form.encode(fact)}\n" for fact in sorted(of_run.items()))
+    for old in (*data.glob("facts/*"), *data.glob("texts/*")):
+        if old.name.split(".")[0] not in RUNS:
+            old.unlink()
+    for name, text in files.items():
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text(text, encoding="utf-8")
 
 
-class Retired:
-    """Lines of retired.txt: what differences they skipped."""
+class Retired(Counter[str]):
+    """How many differences each pattern of retired.txt skipped."""
 
     def __init__(self, file: Path) -> None:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        self._patterns = [line.split("  ")[0] for line in lines if line and not line.startswith("#")]
-        # Names of requirements have brackets, so that only * and ? are special.
-        self._expressions = [re.compile(fnmatch.translate(one.replace("[", "[[]"))) for one in self._patterns]
-        self._skipped = [0] * len(self._patterns)
+        super().__init__({line.split("  ")[0]: 0 for line in lines if line and not line.startswith("#")})
 
-    def __contains__(self, difference: str) -> bool:
-        for number, expression in enumerate(self._expressions):
-            if expression.match(difference):
-                self._skipped[number] += 1
-                return True
-        return False
-
-    def said(self, *, is_idle_said: bool) -> Iterator[str]:
-        """How many differences were skipped, and which patterns skip nothing."""
-        if any(self._skipped):
-            yield f"{sum(self._skipped)} differences skipped: retired"
-        for pattern, skipped in zip(self._patterns, self._skipped, strict=True):
-            if is_idle_said and not skipped:
-                yield f"retired.txt: {pattern} skips nothing"
+    def skips(self, difference: str) -> bool:
+        """Whether a pattern matches: names of requirements have brackets, so that only * and ? are special."""
+        matching = [one for one in self if fnmatch.fnmatchcase(difference, one.replace("[", "[[]"))]
+        self.update(matching[:1])
+        return bool(matching)
 
 
 def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts], retired: Retired) -> list[str]:
@@ -280,7 +257,7 @@ def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts], re
             old, new = (dict(_flat(side)) if is_in_both else _whole(side) for side in sides)
             for field in sorted({*old, *new}):
                 was, now = (side.get(field, "(absent)") for side in (old, new))
-                if not _is_same(was, now) and f"{run} {fact} {field}".rstrip() not in retired:
+                if not _is_same(was, now) and not retired.skips(f"{run} {fact} {field}".rstrip()):
                     places[field, str(was), str(now)].append(f"{run} {fact}")
     for (field, was, now), changed in sorted(places.items(), key=lambda change: change[0][0] not in ("", "outcome")):
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
@@ -316,7 +293,7 @@ def text_differences(before: Mapping[str, str], after: Mapping[str, str], retire
     lines: list[str] = []
     for name in sorted({*before, *after}):
         was, now = before.get(name, "").splitlines(), after.get(name, "").splitlines()
-        if was != now and name not in retired:
+        if was != now and not retired.skips(name):
             lines += difflib.unified_diff(was, now, f"{name} before", f"{name} after", lineterm="", n=1)
     return lines
 
@@ -338,7 +315,7 @@ def record(name: str, run: Path) -> None:
 
 def main() -> int:
     """Run the script. Returns its exit code: 1 if anything differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, with_json=False)
     does = parser.add_mutually_exclusive_group(required=True)
     does.add_argument("--check", action="store_true", help="compare with what is stored")
     does.add_argument("--store", action="store_true", help="store what is found")
@@ -381,7 +358,8 @@ def main() -> int:
     with_texts = () if given.facts_only else asked
     old_texts = {name: text for name, text in old_texts.items() if name.split(".")[0] in with_texts}
     lines += text_differences(old_texts, texts, retired)
-    print(*lines, *retired.said(is_idle_said=len(asked) == len(RUNS)), sep="\n")
+    idle = [f"retired.txt: {one} skips nothing" for one in retired if not retired[one] and len(asked) == len(RUNS)]
+    print(*lines, *[f"{retired.total()} differences skipped: retired"] * bool(retired.total()), *idle, sep="\n")
     print(f"{len(lines)} differences in {len(asked)} runs ({time.monotonic() - began_s:.0f} s)")
     return int(bool(lines))
 

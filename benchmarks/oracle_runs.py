@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,60 +26,62 @@ CONFIDENCE, MEASURED = 0.95, "measurements.jsonl"
 Line = dict[str, Any]
 
 
-class Looks:
-    """What a session decided while it measured, by number of rounds done, only where it changed.
-
-    Attributes:
-        needed: names of the arms that a study needs further, ``none`` at its end.
-        outcomes: of each requirement; `not final` if more rounds may still turn what its interval has decided.
-    """
-
-    def __init__(self) -> None:
-        self.needed: dict[str, dict[int, str]] = {}
-        self.outcomes: dict[str, dict[int, str]] = {}
-
-    def note(self, study: str, rounds: int, needed: list[str], verdicts: Iterable[Any]) -> None:
-        """Note the decisions after so many rounds of a study."""
-        _note(self.needed.setdefault(study, {}), rounds, " ".join(needed) or "none")
-        for one in verdicts:
-            outcome = "not final" if "not final" in one.reason else one.outcome
-            _note(self.outcomes.setdefault(one.id, {}), rounds, outcome)
+Decided = dict[str, dict[int, str]]
 
 
-def _note(found: dict[int, Any], rounds: int, now: Any) -> None:
+def note(decided: Decided, name: str, rounds: int, now: str) -> None:
+    """Note a decision after so many rounds, if it is another than that after fewer."""
+    found = decided.setdefault(name, {})
     if not found or found[max(found)] != now:
         found[rounds] = now
 
 
+def in_rounds(run: Any, decider: Any, study: Any, look: Callable[[Any, int, list[str]], None]) -> Iterator[Any]:
+    """Records of a simulated study that ends when the decider, which hears them, needs no arm further.
+
+    `look` is told after each round which arms it timed, its number from 1, and the names of the arms that are needed.
+    """
+    from pytest_ddpscale.run.records import StudyEnd
+
+    timed, number = study.arms, 0
+    yield from run.before_rounds(study)
+    while timed and number < study.rounds:
+        yield from run.measure_round(study, number, timed)
+        number, needed = number + 1, decider.needed_arms(study.id)
+        look(timed, number, needed)
+        timed = tuple(arm for arm in timed if arm.name in needed)
+    yield StudyEnd(study=study.id, reason="rounds" if timed else "decided")
+
+
 def measure_as_sessions_do(looks_file: Path) -> None:
-    """Let `ddpscale simulate`, in this process, end studies when they are decided, and write its `Looks`."""
+    """Let `ddpscale simulate`, in this process, end studies when they are decided.
+
+    What it decides while it measures is written by number of rounds, only where it changed: the arms that a study
+    needs further, ``none`` at its end; the outcome of each requirement, `not final` if more rounds may still turn what
+    its interval has decided.
+    """
     from pytest_ddpscale.judge import judge as deciding
     from pytest_ddpscale.judge.judge import judge
     from pytest_ddpscale.report.words.reasons import worded
-    from pytest_ddpscale.run.records import StudyEnd
     from pytest_ddpscale.simulate import writing
 
-    looks, seen = Looks(), list[Any]()
+    looks: dict[str, Decided] = {"needed": {}, "outcomes": {}}
+    seen = list[Any]()
 
-    def look(*asked: Any) -> Any:
+    def judge_and_see(*asked: Any) -> Any:
         seen.append(worded(judge(*asked)))
         return seen[-1]
 
-    def in_rounds(run: Any, decider: Any, study: Any) -> Iterator[Any]:
-        timed, number = study.arms, 0
-        yield from run.before_rounds(study)
-        while timed and number < study.rounds:
-            yield from run.measure_round(study, number, timed)
-            number, needed = number + 1, decider.needed_arms(study.id)
-            looks.note(study.id, number, needed, seen)
-            seen.clear()
-            timed = [arm for arm in timed if arm.name in needed]
-        yield StudyEnd(study=study.id, reason="rounds" if timed else "decided")
+    def look(study: str, _: Any, number: int, needed: list[str]) -> None:
+        note(looks["needed"], study, number, " ".join(needed) or "none")
+        for one in seen:
+            note(looks["outcomes"], one.id, number, "not final" if "not final" in one.reason else one.outcome)
+        seen.clear()
 
     def all_records(run: Any, cluster: Any, decider: Any) -> Iterator[Any]:
         yield from writing.before_measuring(run, cluster)
         for study in (*([run.plan.probes] if run.plan.probes else []), *run.plan.studies):
-            yield from in_rounds(run, decider, study)
+            yield from in_rounds(run, decider, study, partial(look, study.id))
         yield from writing.after_training(run, cluster)
 
     def records(run: Any, cluster: Any) -> Iterator[Any]:
@@ -86,9 +89,9 @@ def measure_as_sessions_do(looks_file: Path) -> None:
         for record in all_records(run, cluster, decider):
             decider.hear(record)
             yield record
-        looks_file.write_text(json.dumps(vars(looks)))
+        looks_file.write_text(json.dumps(looks))
 
-    vars(deciding)["judge"], writing.records = look, records
+    vars(deciding)["judge"], writing.records = judge_and_see, records
 
 
 class Files:
@@ -223,21 +226,26 @@ def parameters(run: Files, arms: str, rank: str, rounds: str) -> None:
         line["digests"] = "".join("f" * 16 if rank == str(one) else of_ranks[i] for i, one in enumerate(line["ranks"]))
 
 
+def _set(said: Line, name: str, value: str) -> None:
+    """Set a fact; ``NAME.KEY`` of one that has several."""
+    name, _, key = name.partition(".")
+    said[name] = said[name] | {key: json.loads(value)} if key else json.loads(value)
+
+
 def gpu(run: Files, rank: str, name: str, value: str) -> None:
     """Set a fact of a surveyed GPU."""
-    [one for survey in run.of_kind("survey") for one in survey["gpus"]][int(rank)][name] = json.loads(value)
+    _set([one for survey in run.of_kind("survey") for one in survey["gpus"]][int(rank)], name, value)
 
 
 def node(run: Files, number: str, name: str, value: str) -> None:
-    """Set a fact of a surveyed node; ``NAME.KEY`` of one that has several."""
-    survey, (name, _, key) = run.of_kind("survey")[int(number)], name.partition(".")
-    survey[name] = survey[name] | {key: json.loads(value)} if key else json.loads(value)
+    """Set a fact of a surveyed node."""
+    _set(run.of_kind("survey")[int(number)], name, value)
 
 
 def post_mortem(run: Files, number: str, index: str, name: str, value: str) -> None:
     """Survey a node again after ranks failed, with another fact of one of its GPUs, or ``-`` of the node."""
     survey = json.loads(json.dumps(run.of_kind("survey")[int(number)]))
-    (survey if index == "-" else survey["gpus"][int(index)])[name] = json.loads(value)
+    _set(survey if index == "-" else survey["gpus"][int(index)], name, value)
     run.lines.append({"kind": "post_mortem", "survey": {key: said for key, said in survey.items() if key != "kind"}})
 
 
@@ -262,12 +270,12 @@ def add(run: Files, line: str) -> None:
 
 def forget(run: Files, kind: str, number: str) -> None:
     """Drop a line of a kind, such as the survey of a node."""
-    del run.lines[[i for i, line in enumerate(run.lines) if line["kind"] == kind][int(number)]]
+    del run.lines[run.lines.index(run.of_kind(kind)[int(number)])]
 
 
 def noted(run: Files, name: str, value: str) -> None:
     """Set a field of run.json."""
-    run.run[name] = json.loads(value)
+    _set(run.run, name, value)
 
 
 def judged_by(run: Files, file: str) -> None:

@@ -1,7 +1,7 @@
 """Whole commands on played GPUs, for docs/evidence: what each fault comes to, and that every part ends in a report.
 
     python benchmarks/played_cuda.py --json played_cuda.json
-    python benchmarks/played_cuda.py --match slow        only the rows with that in their name; --list names all
+    python benchmarks/played_cuda.py --match slow        only the rows of rows.jsonl with that in their name
 
 torch, its NCCL backends, DDP, agents and torchrun are real; CUDA, NCCL and NVML are played (tests/played_cuda,
 tests/nvml_stand_in): kernels take virtual time, so numbers mean nothing, and verdicts on faults do. Each line of
@@ -12,6 +12,7 @@ no process is left. Each rank takes 1.2 GiB. Exit code: 0 if all are as expected
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -20,13 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
-from reporting import argument_parser, keep, table
+from reporting import argument_parser, keep, row, table
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the tests' played GPUs
@@ -155,55 +156,53 @@ def play(scenario: Scenario, libraries: Path, folder: Path) -> Row:
 
 
 def _ended(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    try:
+    """Exit code; None at the limit, where it is asked to stop and then killed."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-    try:
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.kill()
+    process.wait()
     return None
 
 
 def _end_processes(folder: str) -> list[str]:
     """Those of a machine that are still there a moment later: all of them have its library in their environment."""
-    deadline_s = time.monotonic() + SETTLING_S
-    while (there := list(_processes_of(folder))) and time.monotonic() < deadline_s:
+    deadline_s, there = time.monotonic() + SETTLING_S, list[psutil.Process]()
+    while time.monotonic() < deadline_s:
+        there = [one for one in psutil.process_iter(["cmdline"]) if _is_of(one, folder)]
+        if not there:
+            break
         time.sleep(0.1)
-    said = [f"{process.pid} {' '.join(process.info['cmdline'] or [])[:80]}" for process in there]
     for process in there:
         process.kill()
-    return said
+    return [f"{process.pid} {' '.join(process.info['cmdline'] or [])[:80]}" for process in there]
 
 
-def _processes_of(folder: str) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter(["cmdline"]):
-        try:
-            if folder in process.environ().get("LD_PRELOAD", "") and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except (psutil.Error, OSError):
-            continue
+def _is_of(process: psutil.Process, folder: str) -> bool:
+    try:
+        return folder in process.environ().get("LD_PRELOAD", "") and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False
 
 
 def _row(scenario: Scenario, exit_code: int | None, seconds: float, left: list[str], folder: Path) -> Row:
     lines = [line for line in (folder / "output.log").read_text(errors="replace").splitlines() if line.strip()]
-    outcomes = [line for line in lines if line.startswith(OUTCOMES)]
-    headline = outcomes[0] if outcomes else lines[-1] if lines else ""
-    named = _named(folder / "site" / "run" / "verdicts.json")
-    wrong = [] if exit_code in scenario.exit_codes else ["ended at its limit" if exit_code is None else "exit code"]
-    lost = scenario.machine.get("lost", ())  # a GPU that was lost before cannot tell its UUID
-    wrong += [
-        f"GPU {index} is not named"
-        for index in scenario.named
-        if not {(index, uuid_of(index)), *([(index, None)] if index in lost else [])} & set(named)
-    ]
-    wrong += [f"GPU {index} is named" for index, _ in named if index is not None and index not in scenario.named]
-    wrong += [] if re.search(scenario.says, "\n".join(lines)) else [f"does not say {scenario.says!r}"]
-    wrong += ["the run cannot be read"] if any(UNREADABLE in line for line in lines) else []
-    wrong += ["left behind"] if left else []
-    return Row(scenario.name, exit_code, headline, named, seconds, left, wrong)
+    headline = next((line for line in lines if line.startswith(OUTCOMES)), (lines or [""])[-1])
+    named, lost = _named(folder / "site" / "run" / "verdicts.json"), scenario.machine.get("lost", ())
+    # A GPU that was lost before cannot tell its UUID.
+    right = {one: {(one, uuid_of(one)), *([(one, None)] if one in lost else [])} for one in scenario.named}
+    wrong = {f"GPU {one} is not named": not right[one] & {*named} for one in right}
+    wrong |= {f"GPU {one} is named": one not in right for one, _ in named if one is not None}
+    wrong |= {
+        "exit code": exit_code not in scenario.exit_codes, "left behind": bool(left),
+        f"does not say {scenario.says!r}": not re.search(scenario.says, "\n".join(lines)),
+        "the run cannot be read": any(UNREADABLE in line for line in lines),
+    }  # fmt: skip
+    return Row(
+        scenario.name, exit_code, headline, named, seconds, left, [what for what, is_so in wrong.items() if is_so]
+    )
 
 
 def _named(verdicts: Path) -> list[tuple[int | None, str | None]]:
@@ -214,39 +213,35 @@ def _named(verdicts: Path) -> list[tuple[int | None, str | None]]:
     return sorted({(place.get("index"), place.get("uuid")) for place in places if len(place) > 1})
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    named = ", ".join(f"{index} ({uuid[:12]}…)" if uuid else f"{index}" for index, uuid in row.named)
-    code = "limit" if row.exit_code is None else str(row.exit_code)
-    left = str(len(row.left_behind)) if row.left_behind else "nothing"
-    return row.name, code, f"{row.seconds:.0f}", named or "–", left, ", ".join(row.wrong) or "yes", row.headline
+def _cells(one: Row) -> list[object]:
+    named = ", ".join(f"{index} ({uuid[:12]}…)" if uuid else f"{index}" for index, uuid in one.named)
+    code = "limit" if one.exit_code is None else one.exit_code
+    left = len(one.left_behind) or "nothing"
+    return [one.name, code, f"{one.seconds:.0f}", named or "–", left, ", ".join(one.wrong) or "yes", one.headline]
 
 
 def main() -> int:
     """Play what is asked for, and print each row as it ends."""
     parser = argument_parser(__doc__)
     parser.add_argument("--match", default="", metavar="TEXT", help="only rows with this in their name")
-    parser.add_argument("--list", action="store_true", help="name the rows, and play none")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep each row's site and output in this new folder")
     arguments = parser.parse_args()
-    chosen = [one for one in SCENARIOS if arguments.match in one.name]
-    if arguments.list or not chosen:
-        print(*(one.name for one in SCENARIOS), sep="\n")
-        return 0 if arguments.list else 2
     if reason := reason_not_to_build():
         print(reason, file=sys.stderr)
         return 2
     rows = []
+    print(table(("row", "exit code", "seconds", "named", "left behind", "as expected", "first line"), ()))
     with tempfile.TemporaryDirectory(prefix="played-cuda-") as temporary:
         libraries = build(Path(temporary))
-        for scenario in chosen:
+        for scenario in (one for one in SCENARIOS if arguments.match in one.name):
             folder = (arguments.keep or Path(temporary)).resolve() / scenario.name
             folder.mkdir(parents=True)
             rows.append(play(scenario, libraries, folder))
-            print("  ".join(_cells(rows[-1])), *(f"\n  left behind: {one}" for one in rows[-1].left_behind), flush=True)
-    header = ("row", "exit code", "seconds", "named", "left behind", "as expected")
-    print("\n" + table(header, [_cells(row)[:-1] for row in rows]))
-    keep(arguments.json, "played_cuda", {"rows": [vars(row) for row in rows]})
-    return 1 if any(row.wrong for row in rows) else 0
+            print(
+                row(*_cells(rows[-1])), *(f"left behind: {one}" for one in rows[-1].left_behind), sep="\n", flush=True
+            )
+    keep(arguments.json, "played_cuda", {"rows": [vars(one) for one in rows]})
+    return int(any(one.wrong for one in rows))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ also tried in a short session with real ranks. Prints a Markdown table; exit cod
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -19,14 +18,15 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import venv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from oracle import ROOT, unpack
+from reporting import argument_parser, row, table
+
 # Stored run → its SKU and exit code.
 RUNS = {"recorded-cpu": ("cpu", 0), "recorded-a100-slow-gpu": ("a100-sxm4-80gb", 1)}
 QUICK = ("--ddp-rounds=8", "--ddp-block=0.02s", "-k", "throughput_per_gpu")
@@ -88,9 +88,7 @@ def judged(run: str, python: Sequence[str | Path], arguments: Sequence[str], blo
         shutil.copytree(ROOT / "acceptance", site / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
         options = ["--gpu-sku=cpu", "--ddp-run-dir=run", *QUICK]
         if run in RUNS:
-            with tarfile.open(ROOT / "benchmarks" / "oracle" / "runs" / f"{run}.tar.xz") as packed:
-                packed.extraction_filter = getattr(tarfile, "data_filter", None)  # none in Debian 12's Python 3.11.2
-                packed.extractall(site / "run")
+            unpack(run, site / "run")
             options = [f"--gpu-sku={RUNS[run][0]}", "--ddp-judge=run"]
         options.append(f"--thresholds={ROOT / 'thresholds.yaml'}")
         code, said = on_terminal([*python, "-m", "pytest", *options, *arguments], site, blocked)
@@ -138,33 +136,34 @@ def differences(expected: Expected, found: Found, without: Found) -> list[str]:
 
 
 def remark(expected: Expected, found: Found) -> str:
-    """How a refusal begins, or why a row is special."""
+    """How a refusal begins, or what a row comes to."""
     if expected == "refused":
         return f"refused: {re.findall(r'(?m)^ERROR: ([^;.]*)', found.said)[0]}"
-    return {"same": "", "some": "leaves items out", "broken": "fails itself with this pytest; not accepted"}[expected]
+    said = {"some": "same verdicts, leaves items out", "broken": "fails itself with this pytest; not accepted"}
+    return said.get(expected, "same verdicts")
 
 
 def main() -> int:
     """Run the script. Returns its exit code: 1 if anything is not as expected."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, with_json=False)
     parser.add_argument("--environment", type=Path, metavar="DIR", help="keep it there, or use it; default: temporary")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some plugins")
     given = parser.parse_args()
     wrong: list[str] = []
-    asked = [row for row in rows() if not given.only or row[0][0] in given.only]
-    print("| plugin | version | arguments | exit codes | verdicts | remark |\n| --- | --- | --- | --- | --- | --- |")
+    asked = [one for one in rows() if not given.only or one[0][0] in given.only]
+    print(table(("plugin", "version", "arguments", "exit codes", "remark"), ()))
     with tempfile.TemporaryDirectory(prefix="plugins-") as temporary:
-        python = make_environment((given.environment or Path(temporary)).resolve(), (row[0][0] for row in asked))
+        python = make_environment((given.environment or Path(temporary)).resolve(), (one[0][0] for one in asked))
         known = plugins_in(python)
-        everything = [name for of in known for name in known[of][1] if of not in NEEDED]
+        everything = [name for of, (_, names) in known.items() for name in names if of not in NEEDED]
         without = {run: judged(run, [python], [], everything) for run in RUNS}
         for run, (_, code) in RUNS.items():
             assert without[run].code == code, without[run].said
         for (name, *arguments), expected, is_real in asked:
             version, own = known.get(name, (platform.python_version(), []))
             blocked = [one for one in everything if one not in own]
-            interpreter: list[str | Path] = [python, *(one for one in arguments if one == "-O")]
             options = [one for one in arguments if one != "-O"]
+            interpreter: list[str | Path] = [python, *["-O"] * ("-O" in arguments)]
             found = {run: judged(run, interpreter, options, blocked) for run in RUNS}
             of_row = [text for run in RUNS for text in differences(expected, found[run], without[run])]
             if is_real:
@@ -173,10 +172,8 @@ def main() -> int:
                 is_measured = real.verdicts and {"error", "not_measured"}.isdisjoint(real.verdicts.values())
                 of_row += [] if is_measured else [f"measuring failed: {real.said}"]
             codes = ", ".join(str(one.code) for one in found.values())
-            same = "none" if expected == "refused" else "other" if of_row else "same"
-            said = "; ".join(of_row) or remark(expected, found["recorded-cpu"]) + "measured, too" * is_real
-            shown = f"`{' '.join(arguments)}`" if arguments else ""
-            print(f"| {name} | {version} | {shown} | {codes} | {same} | {said} |", flush=True)
+            said = "; ".join(of_row) or remark(expected, found["recorded-cpu"]) + ", measured, too" * is_real
+            print(row(name, version, " ".join(arguments), codes, said), flush=True)
             wrong += [f"{name}: {text}" for text in of_row]
             if of_row:
                 print(*(one.said for one in found.values()), sep="\n", file=sys.stderr)

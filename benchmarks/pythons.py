@@ -1,4 +1,4 @@
-"""Try the package under every other Python on this machine, without torch: docs/versions.md. It needs a minute each.
+"""Try the package under every other Python here, without torch, a minute each: docs/dependencies.md.
 
     python benchmarks/pythons.py
     python benchmarks/pythons.py 3.10 3.14
@@ -12,17 +12,19 @@ package index that uv cannot reach (it reads UV_DEFAULT_INDEX, and not pip's set
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from reporting import argument_parser, keep, row, table
+
 ROOT = Path(__file__).resolve().parents[1]
-MINORS = range(10, 15)
+LOWEST, MINORS = "lowest", [f"3.{minor}" for minor in range(10, 15)]
+OWN = f"3.{sys.version_info.minor}"
 STORED_RUN = "recorded-a100-slow-gpu"
 LIMIT_S = 600
 _UNREACHED = "Failed to fetch"  # words of uv, for an index that does not answer
@@ -41,6 +43,8 @@ for file in Path(package.__path__[0]).rglob("*.py"):
     compile(file.read_bytes(), str(file), "exec")
 assert "torch" not in sys.modules
 """
+# Takes the Python of an environment, and a folder; the first step takes one from outside. Gives what is told of it.
+Step = Callable[[Path, Path], str]
 
 
 class StepFailed(Exception):
@@ -99,49 +103,79 @@ def install(python: Path, folder: Path, *arguments: str | Path) -> Path:
     return made / "bin" / "python"
 
 
-def try_without_torch(python: Path, folder: Path) -> None:
-    """Install, import, compile and judge.
-
-    Raises:
-        StepFailed: one of these failed.
-    """
+def install_without_torch(python: Path, folder: Path) -> str:
+    """With what pyproject.toml asks for."""
     (folder / "overrides.txt").write_text(WITHOUT_TORCH, encoding="utf-8")
-    python = install(python, folder, "--override", "overrides.txt", "--editable", ROOT)
+    install(python, folder, "--override", "overrides.txt", "--editable", ROOT)
+    return version_of(python)
+
+
+def import_and_compile(python: Path, folder: Path) -> str:
+    """Import all modules but those that train, and compile those, too."""
     run(python, "-c", IMPORT_AND_COMPILE, folder=folder)
-    judge_stored_run(python, folder)
+    return "yes"
 
 
-def judge_stored_run(python: Path, folder: Path) -> None:
-    """Judge the stored run of a slow GPU there.
-
-    Raises:
-        StepFailed: a verdict, culprit or row of the history is not what every other version of everything finds.
-    """
+def judge_stored_run(python: Path, folder: Path) -> str:
+    """Judge the stored run of a slow GPU: verdicts, culprits and rows of the history are those of all versions."""
     run(python, ROOT / "benchmarks" / "oracle.py", "--check", "--facts-only", "--only", STORED_RUN, folder=folder)
+    return "yes"
+
+
+def python_of(asked: str) -> Path | None:
+    """The Python of a version, or the oldest here."""
+    return next(filter(None, map(interpreter, MINORS if asked == LOWEST else [asked])), None)
+
+
+def try_steps(python: Path | None, steps: Mapping[str, Step], folder: Path) -> dict[str, str]:
+    """What each step gives in an environment in that folder, or the output of one that fails."""
+    ended, own = dict[str, str](), folder / "environment" / "bin" / "python"
+    if python is None:
+        return ended
+    for name, step in steps.items():
+        try:
+            ended[name] = step(own if ended else python, folder)
+        except StepFailed as error:
+            ended[name] = f"not tried, without a package index\n{error}" if error.is_offline else f"FAILED\n{error}"
+            if len(ended) == 1:
+                break
+    return ended
+
+
+def tell(asked: Sequence[str], steps: Mapping[str, Step], file: Path | None, kept: Path | None = None) -> list[str]:
+    """Try and print a row for each asked version. Returns what failed, and what could not be tried as ``name: ``.
+
+    Args:
+        asked: versions of Python, or `LOWEST`.
+        steps: of each, which take the name of a folder that ends with the asked version.
+        file: of the result.
+        kept: where environments stay; None deletes them.
+    """
+    found, wrong = dict[str, dict[str, str]](), list[str]()
+    print(table(("asked", *steps, "s"), ()))
+    for name in asked:
+        began_s = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="ddpscale-python-") as temporary:
+            folder = (kept.resolve() if kept else Path(temporary)) / name
+            folder.mkdir(parents=True)
+            ended = found[name] = try_steps(python_of(name), steps, folder)
+        cells = [ended.get(step, "–").partition("\n")[0] for step in steps]
+        print(row(name, *cells, f"{time.monotonic() - began_s:.0f}"), flush=True)
+        wrong += [f"{name}: {step}: {said}" for step, said in ended.items() if "\n" in said]
+        wrong += [f"{name}: no such Python on PATH or among pyenv's versions"] * (not ended)
+    print(*wrong, sep="\n")
+    keep(file, "pythons", {"tried": found})
+    return wrong
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try and print. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="such as 3.10; default: all but this Python's")
-    own = f"3.{sys.version_info.minor}"
-    versions = parser.parse_args(arguments).versions or [f"3.{minor}" for minor in MINORS if f"3.{minor}" != own]
-    missing, failed = [], 0
-    for version in versions:
-        python, began_s = interpreter(version), time.monotonic()
-        if python is None:
-            missing.append(version)
-            continue
-        said = "every module is imported or compiled, a stored run has the same verdicts"
-        with tempfile.TemporaryDirectory(prefix="ddpscale-python-") as folder:
-            try:
-                try_without_torch(python, Path(folder))
-            except StepFailed as error:
-                failed += not error.is_offline
-                said = f"{'not tried, without a package index' if error.is_offline else 'FAILED'}\n{error}"
-        print(f"Python {version_of(python)} ({time.monotonic() - began_s:.0f} s): {said}", flush=True)
-    print(f"Not found: {', '.join(missing) or 'none'}. Left out: {own}, which runs this.")
-    return int(failed > 0)
+    given = parser.parse_args(arguments)
+    steps = {"Python": install_without_torch, "imports": import_and_compile, "same verdicts": judge_stored_run}
+    wrong = tell(given.versions or [one for one in MINORS if one != OWN], steps, given.json)
+    return int(any(": FAILED\n" in one for one in wrong))
 
 
 if __name__ == "__main__":

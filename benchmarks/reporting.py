@@ -1,20 +1,23 @@
-"""Output of every benchmark here: one small table, and strict JSON with ``--json FILE``."""
+"""What the scripts here share: command line, shares, tallies, tables in Markdown, strict JSON with ``--json FILE``."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
-from collections.abc import Sequence
+import random
+import signal
+import sys
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
-
-from pytest_ddpscale import __version__
-from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.util.atomic_writing import write_atomically
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,14 @@ class Share:
 
     def __str__(self) -> str:
         low, high = self.interval
-        return f"{self.value:4.0%} [{low:.0%}, {high:.0%}]"
+        return f"{100 * self.value:.3g} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def argument_parser(description: str | None) -> argparse.ArgumentParser:
+def argument_parser(description: str | None, *, with_json: bool = True) -> argparse.ArgumentParser:
     """A parser that shows a script's docstring verbatim, with the option ``--json``."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
+    if with_json:
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
     return parser
 
 
@@ -58,17 +62,43 @@ def positive_int(text: str) -> int:
     return value
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their content: the first left-aligned, the others right-aligned."""
-    lines = [tuple(header), *map(tuple, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(_aligned(line, widths) for line in lines)
+def row(*cells: object) -> str:
+    """A row in Markdown."""
+    return f"| {' | '.join(map(str, cells))} |"
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first = cells[0].ljust(widths[0])
-    others = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return "  ".join((first, *others)).rstrip()
+def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(row(*cells) for cells in (header, ["---"] * len(header), *rows))
+
+
+class Tally:
+    """How cases of several families came out: one of several outcomes, of which the first two are right."""
+
+    def __init__(self, *outcomes: str) -> None:
+        self.outcomes, self.wrong = outcomes, list[str]()
+        self.counts: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def note(self, family: str, outcome: str, about: str) -> None:
+        """Count a case."""
+        self.counts[family][outcome] += 1
+        if outcome not in self.outcomes[:2]:
+            self.wrong.append(f"{outcome}: {family}, {about}")
+
+    def tell(self) -> str:
+        """The table, and below it what came out wrong."""
+        of = self.counts | {"all": sum(self.counts.values(), Counter[str]())}
+        rows = [(name, found.total(), *(found[one] for one in self.outcomes)) for name, found in of.items()]
+        return "\n".join([table(("family", "tried", *self.outcomes), rows), *self.wrong])
+
+
+def orders(ways: tuple[str, str], rounds: int, seed: object) -> list[tuple[str, str]]:
+    """For each round of two adjacent blocks, which way goes first: at random, yet each once in every two rounds."""
+    chance, found = random.Random(str(seed)), list[tuple[str, str]]()
+    while len(found) < rounds:
+        first = chance.choice((ways, ways[::-1]))
+        found += [first, first[::-1]]
+    return found[:rounds]
 
 
 def keep(path: Path | None, benchmark: str, result: dict[str, Any]) -> None:
@@ -80,6 +110,10 @@ def keep(path: Path | None, benchmark: str, result: dict[str, Any]) -> None:
     """
     if path is None:
         return
+    from pytest_ddpscale import __version__
+    from pytest_ddpscale.run.strict_json import strict_json
+    from pytest_ddpscale.util.atomic_writing import write_atomically
+
     about = {
         "benchmark": benchmark,
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -89,3 +123,36 @@ def keep(path: Path | None, benchmark: str, result: dict[str, Any]) -> None:
         "pytest_ddpscale": __version__,
     }
     write_atomically(path, strict_json(about | result) + "\n")
+
+
+def in_a_fork(work: Callable[[], Any], said: Path, limit_s: float = math.inf) -> tuple[int | None, float]:
+    """Work in a fork, which writes to a file. Returns exit code, None if it had to be killed, and CPU seconds."""
+    if (child := os.fork()) == 0:
+        _become(work, said)
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+        if time.monotonic() > deadline_s:
+            os.kill(child, signal.SIGKILL)
+            os.wait4(child, 0)
+            return None, limit_s
+        time.sleep(0.005)
+
+
+def _become(work: Callable[[], Any], said: Path) -> None:
+    code = 1
+    try:
+        for number in (1, 2):
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
+        sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
+        code = int(work() or 0)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

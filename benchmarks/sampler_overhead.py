@@ -1,4 +1,4 @@
-"""The cost of the telemetry sampler for a training beside it.
+"""The cost of the telemetry sampler for a training beside it: docs/evidence/README.md.
 
     python benchmarks/sampler_overhead.py --json sampler_overhead.json
     python benchmarks/sampler_overhead.py --model resnet50 --batch-size 256 --image-size 224 --block-s 3 --rounds 40
@@ -18,30 +18,25 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from reporting import argument_parser, keep, positive_int, table
+from reporting import argument_parser, keep, orders, positive_int, table
 
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.node.survey import visible_gpus
 from pytest_ddpscale.suites.engine import geometric_mean_estimate
 from pytest_ddpscale.telemetry.windows import POLL_S, Sampler
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 EXPECTED_RATIO, CONFIDENCE = 0.995, 0.95
-PLAYED_GPUS = 8
-WARM_S = 3.0
+PLAYED_GPUS, WARM_S = 8, 3.0
+WAYS = ("with", "without")
 
 
 @dataclass(frozen=True)
@@ -60,90 +55,48 @@ class Round:
     sampler_cpu_s: float
     with_s: float
 
-    @property
-    def ratio(self) -> float:
-        """Pace with the sampler / pace without."""
-        return self.with_steps_per_s / self.without_steps_per_s
+
+def overhead(rounds: Sequence[Round]) -> tuple[Found, float]:
+    """Pace with the sampler / without, and its CPU time per second. Raises ValueError with fewer than two rounds."""
+    ratio = geometric_mean_estimate([one.with_steps_per_s / one.without_steps_per_s for one in rounds], CONFIDENCE)
+    return ratio, sum(one.sampler_cpu_s for one in rounds) / sum(one.with_s for one in rounds)
 
 
-@dataclass(frozen=True)
-class Overhead:
-    """Cost of the sampler.
-
-    Attributes:
-        ratio: pace with the sampler / without, over the rounds.
-        cpu_s_per_s: CPU time of the sampler per second.
-    """
-
-    ratio: Found
-    cpu_s_per_s: float
+def cpu_s_of(pids: Sequence[int]) -> float:
+    """CPU seconds that processes have taken, by themselves and in the kernel."""
+    stats = [Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in stats) / os.sysconf("SC_CLK_TCK")
 
 
-def overhead(rounds: Sequence[Round]) -> Overhead:
-    """Both costs. Raises ValueError with fewer than two rounds, which have no spread."""
-    ratio = geometric_mean_estimate([one.ratio for one in rounds], CONFIDENCE)
-    return Overhead(ratio, sum(one.sampler_cpu_s for one in rounds) / sum(one.with_s for one in rounds))
+def measured(order: Sequence[str], samplers: Sequence[Sampler], train: Callable[[], None], block_s: float) -> Round:
+    """Time a block with the samplers and one without, in this order."""
+    pids = [one.process.pid for one in samplers if one.process is not None]
 
-
-def orders(rounds: int, seed: int) -> list[tuple[bool, bool]]:
-    """For each round, whether the sampler is at work in its two blocks: at random, yet each first in every two."""
-    chance = random.Random(seed)
-    found: list[tuple[bool, bool]] = []
-    while len(found) < rounds:
-        first = chance.random() < 0.5
-        found += [(first, not first), (not first, first)]
-    return found[:rounds]
-
-
-def cpu_s_of(pid: int) -> float:
-    """CPU seconds that a process has taken, by itself and in the kernel."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-class Beside:
-    """Times a training beside the sampler.
-
-    Args:
-        samplers: at work, one for each GPU.
-        train: does one step, and waits for it.
-        block_s: length of a block, in seconds.
-    """
-
-    def __init__(self, samplers: Sequence[Sampler], train: Callable[[], None], block_s: float) -> None:
-        self._samplers, self._pids = samplers, [one.process.pid for one in samplers if one.process is not None]
-        self._train, self._block_s = train, block_s
-
-    def round(self, order: tuple[bool, bool]) -> Round:
-        """Time a block with the sampler and one without, in this order."""
-        pace: dict[bool, float] = {}
-        cpu_s = with_s = 0.0
-        for with_sampler in order:
-            if not with_sampler:
-                self._signal(signal.SIGSTOP)
-                pace[False] = self._block()
-                self._signal(signal.SIGCONT)
-                continue
-            before_cpu_s, began_s = sum(map(cpu_s_of, self._pids)), time.perf_counter()
-            started_unix_s = time.time()
-            pace[True] = self._block()
-            told = [sampler.cut(started_unix_s, time.time()) for sampler in self._samplers]
-            if why := next(filter(None, (one.unreadable.get("device") for one in told)), ""):
-                raise SystemExit(f"nothing was sampled: {why}")
-            cpu_s, with_s = sum(map(cpu_s_of, self._pids)) - before_cpu_s, time.perf_counter() - began_s
-        return Round(pace[True], pace[False], cpu_s, with_s)
-
-    def _signal(self, number: int) -> None:
-        for pid in self._pids:
+    def send(number: int) -> None:
+        for pid in pids:
             os.kill(pid, number)
 
-    def _block(self) -> float:
+    def pace() -> float:
         """Steps per second."""
         steps, began_s = 0, time.perf_counter()
-        while time.perf_counter() - began_s < self._block_s:
-            self._train()
+        while time.perf_counter() - began_s < block_s:
+            train()
             steps += 1
         return steps / (time.perf_counter() - began_s)
+
+    for way in order:
+        if way == "without":
+            send(signal.SIGSTOP)
+            without = pace()
+            send(signal.SIGCONT)
+            continue
+        before_cpu_s, began_s, started_unix_s = cpu_s_of(pids), time.perf_counter(), time.time()
+        beside = pace()
+        told = [sampler.cut(started_unix_s, time.time()) for sampler in samplers]
+        cpu_s, with_s = cpu_s_of(pids) - before_cpu_s, time.perf_counter() - began_s
+        if why := next(filter(None, (one.unreadable.get("device") for one in told)), ""):
+            raise SystemExit(f"nothing was sampled: {why}")
+    return Round(beside, without, cpu_s, with_s)
 
 
 def training(model_name: str, batch_size: int, image_size: int, on_gpu: bool) -> Callable[[], None]:
@@ -174,39 +127,9 @@ def played_node() -> Iterator[list[str]]:
     from tests.nvml_stand_in.machine import B200, PlayedMachine, at_work, build_library, node_of, uuid_of
 
     with tempfile.TemporaryDirectory(prefix="sampler-overhead-") as name:
-        folder = Path(name)
-        machine = PlayedMachine(build_library(folder), folder / "machine.json").play(
-            node_of(at_work(B200), PLAYED_GPUS)
-        )
-        os.environ.update(machine.environment())
+        machine = PlayedMachine(build_library(Path(name)), Path(name) / "machine.json")
+        os.environ.update(machine.play(node_of(at_work(B200), PLAYED_GPUS)).environment())
         yield [uuid_of(i) for i in range(PLAYED_GPUS)]
-
-
-def measure(arguments: argparse.Namespace, uuids: list[str]) -> list[Round]:
-    """All rounds. Raises SystemExit if nothing is sampled."""
-    train = training(arguments.model, arguments.batch_size, arguments.image_size, bool(uuids))
-    ends_s = time.perf_counter() + WARM_S
-    while time.perf_counter() < ends_s:
-        train()
-    with (
-        nullcontext(uuids) if uuids else played_node() as read,
-        tempfile.TemporaryDirectory(prefix="sampler-overhead-") as folder,
-        ExitStack() as running,
-    ):
-        opened = (Sampler(uuid, Path(folder, uuid), arguments.poll_s) for uuid in read)
-        samplers = [running.enter_context(closing(one)) for one in opened]
-        for sampler in samplers:
-            sampler.wait_for_first_poll(60)
-        beside = Beside(samplers, train, arguments.block_s)
-        return [beside.round(order) for order in orders(arguments.rounds, arguments.seed)]
-
-
-def result_table(found: Overhead, rounds: Sequence[Round], trained_on: str) -> str:
-    """One line."""
-    ends = " … ".join(f"{end:.4f}" for end in found.ratio.interval or ())
-    row = (trained_on, str(len(rounds)), f"{found.ratio.value:.4f}", ends,
-           f"{found.cpu_s_per_s:.4f}")  # fmt: skip
-    return table(("trained on", "rounds", "with/without", "95 % interval", "sampler CPU s/s"), [row])
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -215,7 +138,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--batch-size", type=positive_int, default=16)
     parser.add_argument("--image-size", type=positive_int, default=64)
-    parser.add_argument("--rounds", type=positive_int, default=30, help="(%(default)s)")
+    parser.add_argument("--rounds", type=positive_int, default=30, help="at least 2 (%(default)s)")
     parser.add_argument("--block-s", type=float, default=2.0, help="length of a block (%(default)s)")
     parser.add_argument("--poll-s", type=float, default=POLL_S, help="seconds between two polls (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of the blocks")
@@ -224,26 +147,34 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Run the script. Returns its exit code."""
-    arguments = parse_arguments()
-    if arguments.rounds < 2:
-        raise SystemExit("--rounds 1: expected at least 2, as one round has no spread")
+    given = parse_arguments()
     uuids = [gpu.uuid for gpu in visible_gpus()]
-    rounds = measure(arguments, uuids)
-    found = overhead(rounds)
-    trained_on = "GPU" if uuids else "CPU"
-    print(result_table(found, rounds, trained_on))
+    train = training(given.model, given.batch_size, given.image_size, bool(uuids))
+    ends_s = time.perf_counter() + WARM_S
+    while time.perf_counter() < ends_s:
+        train()
+    with (
+        nullcontext(uuids) if uuids else played_node() as read,
+        tempfile.TemporaryDirectory(prefix="sampler-overhead-") as folder,
+        ExitStack() as running,
+    ):
+        opened = (Sampler(uuid, Path(folder, uuid), given.poll_s) for uuid in read)
+        samplers = [running.enter_context(closing(one)) for one in opened]
+        for sampler in samplers:
+            sampler.wait_for_first_poll(60)
+        order = orders(WAYS, given.rounds, given.seed)
+        rounds = [measured(one, samplers, train, given.block_s) for one in order]
+    ratio, cpu_s_per_s = overhead(rounds)
+    trained_on, ends = "GPU" if uuids else "CPU", " … ".join(f"{end:.4f}" for end in ratio.interval or ())
+    header = ("trained on", "rounds", "with/without", "95 % interval", "sampler CPU s/s")
+    print(table(header, [(trained_on, len(rounds), f"{ratio.value:.4f}", ends, f"{cpu_s_per_s:.4f}")]))
     print(f"expected: at least {EXPECTED_RATIO:g} with / without")
-    settings: dict[str, Any] = {name: value for name, value in vars(arguments).items() if name != "json"}
     result = {
-        "settings": settings,
-        "trained_on": trained_on,
-        "sampled_gpus": len(uuids) or PLAYED_GPUS,
-        "driver": "real" if uuids else "stand-in",
-        "expected_ratio": EXPECTED_RATIO,
-        **asdict(found),
-        "rounds": [asdict(one) for one in rounds],
-    }
-    keep(arguments.json, "sampler_overhead", result)
+        "settings": {name: value for name, value in vars(given).items() if name != "json"}, "trained_on": trained_on,
+        "driver": "real" if uuids else "stand-in", "sampled_gpus": len(read), "expected_ratio": EXPECTED_RATIO,
+        "ratio": ratio._asdict(), "cpu_s_per_s": cpu_s_per_s, "rounds": [asdict(one) for one in rounds],
+    }  # fmt: skip
+    keep(given.json, "sampler_overhead", result)
     return 0
 
 

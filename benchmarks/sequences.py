@@ -1,14 +1,14 @@
-"""How often decisions on simulated series are wrong, and how wide intervals are: docs/evidence and docs/numbers.md.
+"""How often decisions on simulated series are wrong, and how wide intervals are: docs/evidence/verdicts.md.
 
     python benchmarks/sequences.py --json sequences.json
     python benchmarks/sequences.py --runs 200 --match 'ramp|machine'
 
 Each line of benchmarks/verdicts/sequences.txt is a scenario: fields of `Scenario`, and its name. A run is judged
-after each round from the eighth to the limit and stops at its first decision. Three rules judge the same rounds: the
-verdict of this project; its confidence sequence alone, without regard to further rounds; and a group-sequential t-test
-at 0.8 % a look, 5 % in all with independent noise. Above and below are shares of runs decided to lie on that side of
-the bound; a machine with many requirements is below if it is rejected, one of them being below. Coverage is of the
-interval at the end. Values are logarithms of the value over the bound. Exit code 1 if the verdict breaks a promise.
+after each round from the eighth to the limit and stops at its first decision. Two rules judge the same rounds: the
+verdict of this project, and a group-sequential t-test at 0.8 % a look, 5 % in all with independent noise. Above and
+below are shares of runs decided to lie on that side of the bound; a machine with many requirements is below if it is
+rejected, one of them being below. Coverage is of the interval at the end. Values are logarithms of the value over the
+bound. Exit code 1 if the verdict breaks a promise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.stats import NEGLIGIBLE_DRIFT, estimate, find_drifts, intervals, t_quantile
+from pytest_ddpscale.judge.stats import estimate, intervals, t_quantile
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.machine import Noise
 from pytest_ddpscale.util.arrays import FloatArray
@@ -144,14 +144,6 @@ def verdicts(logs: FloatArray, limit: int) -> FloatArray:
     return found.against(1.0, 1)[0].astype(np.float64)
 
 
-def interval_alone(logs: FloatArray, _: int) -> FloatArray:
-    """The confidence sequence, widened by a drift."""
-    _, low, high = intervals(logs, CONFIDENCE)
-    decided = np.where(low >= 0, 1.0, np.where(high <= 0, -1.0, 0.0))
-    drifts, gone_on = find_drifts(logs, NEGLIGIBLE_DRIFT)
-    return np.where(~np.isnan(drifts) & (gone_on * decided < 0), 0.0, decided)
-
-
 def naive(logs: FloatArray, _: int) -> FloatArray:
     """A t-test at every look, at a level that would be right for independent rounds."""
     rounds = logs.shape[1]
@@ -160,12 +152,12 @@ def naive(logs: FloatArray, _: int) -> FloatArray:
     return np.where(is_far, np.sign(means), 0.0)
 
 
-RULES: dict[str, Rule] = {"t-test": naive, "interval alone": interval_alone, "verdict": verdicts}
+RULES: dict[str, Rule] = {"t-test": naive, "verdict": verdicts}
 
 
 @dataclass(frozen=True)
 class Endings:
-    """Shares of runs of a scenario that a rule decided to lie above, below and wrongly, mean rounds, and coverage."""
+    """Shares of runs that a rule decided to lie above, below and wrongly, mean rounds, and coverage."""
 
     above: float
     below: float
@@ -194,18 +186,14 @@ def endings(scenario: Scenario, name: str, logs: FloatArray, limit: int) -> Endi
     else:
         decided, rounds = ended(RULES[name], logs, limit)
     wrong = Share(int(((decided != 0) & (decided != scenario.right)).sum()), len(decided))
-    covers = name == "verdict" and not (scenario.path or scenario.requirements)
-    coverage = _coverage(1 + scenario.margin, logs, rounds) if covers else None
+    coverage, missed, truth = None, 0, 1 + scenario.margin
+    if name == "verdict" and not (scenario.path or scenario.requirements):
+        for count in np.unique(rounds).astype(int).tolist():
+            found = estimate(np.exp(logs[rounds == count, :count]), "factors", CONFIDENCE, alike=1)
+            missed += int(((found.low > truth) | (found.high < truth)).sum())
+        coverage = 1 - missed / len(logs)
     sides = float((decided == 1).mean()), float((decided == -1).mean())
     return Endings(*sides, wrong.value, wrong.interval, float(rounds.mean()), coverage)
-
-
-def _coverage(truth: float, logs: FloatArray, rounds: FloatArray) -> float:
-    missed = 0
-    for count in np.unique(rounds).astype(int).tolist():
-        found = estimate(np.exp(logs[rounds == count, :count]), "factors", CONFIDENCE, alike=1)
-        missed += int(((found.low > truth) | (found.high < truth)).sum())
-    return 1 - missed / len(logs)
 
 
 def row_of(scenario: Scenario, runs: int, limit: int, seed: int) -> dict[str, Endings]:
@@ -234,27 +222,26 @@ def main() -> int:
     found = {one: row_of(one, given.runs, given.limit, given.seed) for one in wanted}
     print(f"{given.runs} runs a row, looks after rounds {FEWEST_ROUNDS} … {given.limit}")
     for group in dict.fromkeys(one.group for one in found):
-        of_group = {one: by_rule for one, by_rule in found.items() if one.group == group}
-        rules = [f"{rule}: above below rounds" for rule in next(iter(of_group.values()))]
-        print("\n" + table((group, *rules, "coverage"), [_cells(one.name, by) for one, by in of_group.items()]))
+        of_group = {one.name: by_rule for one, by_rule in found.items() if one.group == group}
+        rules = [f"{rule}: above, below, rounds" for rule in next(iter(of_group.values()))]
+        rows = []
+        for name, by_rule in of_group.items():
+            ends = [f"{one.above:.1%}, {one.below:.1%}, {one.rounds:.1f}" for one in by_rule.values()]
+            coverage = by_rule["verdict"].coverage
+            rows.append((name, *ends, "–" if coverage is None else f"{coverage:.1%}"))
+        print("\n" + table((group, *rules, "coverage"), rows))
     half = widths(given.runs, given.seed)
-    rows = [
-        (str(rounds), f"{median:.2f}", f"{most:.2f}", *(f"± {median * sd:.2%}" for sd in NOISES))
+    widest = [
+        (rounds, f"{median:.2f}", f"{most:.2f}", *(f"± {median * sd:.2%}" for sd in NOISES))
         for rounds, (median, most) in half.items()
     ]
-    print("\n" + table(("rounds", "median, σ", "80 %, σ", *(f"median at {sd:.1%}" for sd in NOISES)), rows))
+    print("\n" + table(("rounds", "median, σ", "80 %, σ", *(f"median at {sd:.1%}" for sd in NOISES)), widest))
     told = [
         {"group": one.group, "name": one.name, "rules": {name: asdict(end) for name, end in by_rule.items()}}
         for one, by_rule in found.items()
     ]
     keep(given.json, "sequences", {"scenarios": told, "half_widths": half})
     return int(any(by_rule["verdict"].wrong_interval[0] > one.promise for one, by_rule in found.items()))
-
-
-def _cells(name: str, by_rule: dict[str, Endings]) -> tuple[str, ...]:
-    ends = [f"{one.above:6.1%} {one.below:6.1%} {one.rounds:5.1f}" for one in by_rule.values()]
-    coverage = by_rule["verdict"].coverage
-    return name, *ends, "" if coverage is None else f"{coverage:.1%}"
 
 
 if __name__ == "__main__":

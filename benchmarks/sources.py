@@ -1,4 +1,4 @@
-"""The published numbers of thresholds.yaml, for docs/numbers.md, against the lines that benchmarks/sources.yaml lists.
+"""The published numbers of thresholds.yaml against the lines that sources.yaml lists: docs/evidence/README.md.
 
     python benchmarks/sources.py [THRESHOLDS] --copies DIR
     python benchmarks/sources.py
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache
@@ -43,7 +43,7 @@ Rows = dict[Key, Requirement]
 
 
 class Wrong(Exception):
-    """A number that its source does not hold, or that does not follow from others."""
+    """No line of a source matches."""
 
 
 @cache
@@ -123,15 +123,16 @@ def listed_values(row: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
                 yield from (((sku, metric, subject, str(size)), str(expression)) for sku in lists["sku"])
 
 
-def compare(expression: str, names: Mapping[str, Any], written: float, within: float) -> None:
-    """Raise Wrong if the expression cannot be computed, or differs from a number by more than `within`."""
+def difference(expression: str, names: Mapping[str, Any], written: float, within: float) -> str:
+    """By what an expression differs from a number by more than `within`, or why it cannot be computed; else empty."""
     try:
         number = eval(expression, {"__builtins__": {}, **FUNCTIONS, **names})
         differs = abs(number - written) > within * 1.0001
+    except Wrong as wrong:
+        return str(wrong)
     except (TypeError, NameError, KeyError, AttributeError, ZeroDivisionError) as error:
-        raise Wrong(f"{expression}: {type(error).__name__} {error}") from error
-    if differs:
-        raise Wrong(f"found {number:.6g} = {expression}, expected {written:.10g}")
+        return f"{expression}: {type(error).__name__} {error}"
+    return f"found {number:.6g} = {expression}, expected {written:.10g}" if differs else ""
 
 
 def arithmetic(file: ThresholdsFile, formulas: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -156,45 +157,39 @@ def _checked(
 ) -> tuple[str, str]:
     if one is None:
         return kind, f"{' '.join(key)}: {kind}: the thresholds have no such row"
-    try:
-        compare(expression, names, written, WITHIN * abs(written))
-    except Wrong as wrong:
-        return kind, f"{one.where}: {' '.join(key)}: {kind}: {wrong}"
-    return kind, ""
+    wrong = difference(expression, names, written, WITHIN * abs(written))
+    return kind, f"{one.where}: {' '.join(key)}: {kind}: {wrong}" if wrong else ""
 
 
 def _ratio(rows: Rows, key: Key) -> str:
     """What a published ratio should be by the numbers beside it; empty if it is none, or they are of other sources."""
     sku, metric, subject, size = key
-    one = rows[key]
-    over: Requirement | None
-    under: Requirement | None
-    if metric == "weak_scaling_efficiency":
-        over, under = rows.get((sku, SPEED, subject, size)), rows.get((sku, SPEED, subject, "1"))
-    elif metric == "strong_scaling_efficiency":
-        over = rows.get((sku, "strong_scaling_speedup", subject, size))
-        return f"{value_of(over)} / {size}" if over is not None and size.isdigit() else ""
-    elif metric == "generation_ratio":
-        over, under = rows.get((sku, SPEED, subject, "1")), rows.get((str(one.versus), SPEED, subject, "1"))
-    else:
+    if metric == "strong_scaling_efficiency":
+        speedup = rows.get((sku, "strong_scaling_speedup", subject, size))
+        return f"{value_of(speedup)} / {size}" if speedup is not None and size.isdigit() else ""
+    over = {"weak_scaling_efficiency": (sku, size), "generation_ratio": (sku, "1")}.get(metric)
+    if over is None:
         return ""
-    published = over is not None and under is not None and None not in (over.source.measured, under.source.measured)
-    return f"{over.source.measured} / {under.source.measured}" if published and over and under else ""
+    under = (str(rows[key].versus) if metric == "generation_ratio" else sku, "1")
+    both = [rows.get((name, SPEED, subject, ranks)) for name, ranks in (over, under)]
+    measured = [one and one.source.measured for one in both]
+    return "" if None in measured else " / ".join(map(str, measured))
 
 
 def _names(file: ThresholdsFile, rows: Rows, key: Key) -> dict[str, Any]:
     """What the formula of a row may use: its workload or probe, other rows' values and bounds, the batch, the peak."""
     sku, _, subject, _ = key
 
-    def value(metric: str, subject: str = subject, size: object = 1, of: str = sku) -> float:
-        return value_of(rows[of, metric, subject, str(size)])
+    def of_row(read: Callable[[Requirement], float]) -> Callable[..., float]:
+        def number(metric: str, subject: str = subject, size: object = 1, of: str = sku) -> float:
+            return read(rows[of, metric, subject, str(size)])
 
-    def bound(metric: str, subject: str = subject, size: object = 1, of: str = sku) -> float:
-        return rows[of, metric, subject, str(size)].bound
+        return number
 
     entry = file.thresholds.skus[sku]
     batch = entry.workloads[subject].batch_size if subject in entry.workloads else None
-    return {"subject": subject, "value": value, "bound": bound, "batch": batch, "peak": entry.peak}
+    numbers = {"value": of_row(value_of), "bound": of_row(lambda one: one.bound)}
+    return {"subject": subject, "batch": batch, "peak": entry.peak, **numbers}
 
 
 def main() -> int:
@@ -212,18 +207,15 @@ def main() -> int:
     except BadInput as error:
         parser.error(str(error))
     listed = yaml.safe_load(options.list.read_text(encoding="utf-8"))
-    counts: dict[str, Counter[str]] = {}
-    problems = [*source_problems(file, listed, options.copies, counts)]
+    counts, unread = defaultdict[str, Counter[str]](Counter), set[str]()
+    problems = [*source_problems(file, listed, options.copies, counts, unread)]
     checks = list(arithmetic(file, listed["formulas"]))
     problems += [wrong for _, wrong in checks if wrong]
-    if options.copies is None:
-        print("no --copies: sources were not read; arithmetic, and pages of this repository, only")
-    total = sum(counts.values(), Counter[str]())
-    rows = [(name, *(str(found[one]) for one in COLUMNS)) for name, found in (*counts.items(), ("all", total))]
-    print(table(("source", *COLUMNS), rows))
+    of = counts | {"all": sum(counts.values(), Counter[str]())}
+    print(table(("source", *COLUMNS), [(name, *(found[one] for one in COLUMNS)) for name, found in of.items()]))
+    if unread:
+        print("not read, for lack of", f"copies of {', '.join(sorted(unread))}" if options.copies else "--copies")
     kinds = Counter(kind for kind, _ in checks)
-    if options.copies is not None and (unread := sorted(unread_copies(listed, options.copies))):
-        print(f"not read: {options.copies} has no copy of {', '.join(unread)}")
     print("arithmetic:", ", ".join(f"{kinds[kind]} {kind}s" for kind in ("margin", "ratio", "formula")))
     print(*problems, f"{len(problems)} problems", sep="\n")
     keep(options.json, "sources", {"counts": counts, "arithmetic": kinds, "problems": problems})
@@ -231,9 +223,13 @@ def main() -> int:
 
 
 def source_problems(
-    file: ThresholdsFile, listed: Mapping[str, Any], copies: Path | None, counts: dict[str, Counter[str]]
+    file: ThresholdsFile,
+    listed: Mapping[str, Any],
+    copies: Path | None,
+    counts: dict[str, Counter[str]],
+    unread: set[str],
 ) -> Iterator[str]:
-    """Compares published rows with the lines of a list, and counts them by source and outcome."""
+    """Compares published rows with the lines of a list; counts them by source and outcome, and notes missing copies."""
     names = {" ".join(text.split()): name for layer in file.layers for name, text in layer.form.sources.items()}
     left = {key: one for key, one in rows_of(file).items() if one.source.reference}
     for block in listed["sources"]:
@@ -241,28 +237,22 @@ def source_problems(
         files = {name: files_of(copies, at, path) for name, path in block.get("files", {}).items()}
         lines = {name: reader(line, seen) for name, line in (listed["lines"] | block.get("lines", {})).items()}
         column = "not stored" if "unstored" in block else "not read" if None in files.values() else "compared"
+        unread |= {at} if column == "not read" else set()
         for key, expression in (one for row in block["rows"] for one in listed_values(row)):
             one, what = left.pop(key, None), f"{' '.join(key)}: {source}, {at or block['unstored']}"
             text = "" if one is None else " ".join(str(one.source.reference).split())
             if one is None or names.get(text) != source:
                 yield f"{what}: {file.path} has no such row of this source"
                 continue
-            counts.setdefault(source, Counter())[column] += 1
+            counts[source][column] += 1
             if not _cites(text, at):
                 yield f"{one.where}: {what}: its source cites another commit"
             seen.clear()
-            try:
-                if column != "not read":
-                    compare(expression, {**lines, **files}, value_of(one), last_digit(value_of(one)))
-            except Wrong as wrong:
+            names_of_files = {**lines, **files}
+            wrong = difference(expression, names_of_files, value_of(one), last_digit(value_of(one)))
+            if wrong and column != "not read":
                 yield f"{one.where}: {what}: {wrong}; read {'; '.join(seen[:4]) or 'nothing'}{' …' * (len(seen) > 4)}"
     yield from (f"{one.where}: {' '.join(key)}: published, but not in the list" for key, one in left.items())
-
-
-def unread_copies(listed: Mapping[str, Any], copies: Path) -> set[str]:
-    """Repositories and commits of the list that a folder has no copy of."""
-    files = ((block["at"], path) for block in listed["sources"] for path in block.get("files", {}).values())
-    return {at for at, path in files if files_of(copies, at, path) is None}
 
 
 def last_digit(written: float) -> float:

@@ -1,4 +1,4 @@
-"""How often `ddpscale tune` recommends a setting without effect, and finds one that gains.
+"""How often `ddpscale tune` recommends a setting without effect, and finds one that gains: docs/evidence/README.md.
 
     python benchmarks/tune_false_gains.py --runs 100
 
@@ -10,9 +10,10 @@ setting that gains 5 or 10 %.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+from reporting import argument_parser, positive_int, row, table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -24,27 +25,19 @@ GAINING = "static_graph=True"
 
 def main() -> None:
     """Print a line for each deviation between launches."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=100)
-    runs = parser.parse_args().runs
+    parser = argument_parser(__doc__, with_json=False)
+    parser.add_argument("--runs", type=positive_int, default=100)
+    seeds = range(parser.parse_args().runs)
+    print(table(("launches differ by", "recommend nothing's gain", "after one launch", "find 5 %", "find 10 %"), ()))
     for launch_sd in (0.0, 0.01, 0.03):
-        nothing = [PlayedTune(gains={}, seed=seed, launch_sd=launch_sd).measured() for seed in range(runs)]
-        wrong = sum(any(row["is_recommended"] for row in tried_settings(run)) for run in nothing)
-        at_first = sum(bool(promising(run)) for run in nothing)
-        found = [_found(gain, launch_sd, runs) for gain in (1.05, 1.10)]
-        print(
-            f"launches {launch_sd:.0%} apart: {wrong} of {runs} runs recommend a setting without effect "
-            f"({at_first} after one launch); 5 % gain found in {found[0]}, 10 % in {found[1]}",
-            flush=True,
-        )
-
-
-def _found(gain: float, launch_sd: float, runs: int) -> int:
-    played = (PlayedTune(gains={GAINING: gain}, seed=seed, launch_sd=launch_sd) for seed in range(runs))
-    return sum(
-        any(row["setting"] == GAINING and row["is_recommended"] for row in tried_settings(run.measured()))
-        for run in played
-    )
+        nothing = [PlayedTune(gains={}, seed=seed, launch_sd=launch_sd).measured() for seed in seeds]
+        counts = [sum(any(one["is_recommended"] for one in tried_settings(run)) for run in nothing)]
+        counts.append(sum(bool(promising(run)) for run in nothing))
+        for gain in (1.05, 1.10):
+            runs = (PlayedTune(gains={GAINING: gain}, seed=seed, launch_sd=launch_sd).measured() for seed in seeds)
+            found = ([one["setting"] for one in tried_settings(run) if one["is_recommended"]] for run in runs)
+            counts.append(sum(GAINING in names for names in found))
+        print(row(f"{launch_sd:.0%}", *counts), flush=True)
 
 
 if __name__ == "__main__":

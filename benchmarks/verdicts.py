@@ -1,9 +1,9 @@
-"""How often simulated clusters get the right verdict, with Wilson shares: docs/evidence, docs/numbers.md, docs/how-to.
+"""How often simulated clusters get the right verdict: docs/evidence/verdicts.md, docs/thresholds.md.
 
     nice -n 15 python benchmarks/verdicts.py spread slow bound faults alike --jobs 2 --seed 201
-    python benchmarks/verdicts.py plausible --overview --runs 2 --match b200.*memor
-    python benchmarks/verdicts.py power --thresholds thresholds.yaml --with sku=l40s workloads=resnet50-fp16
-    python benchmarks/verdicts.py pairs minutes
+    python benchmarks/verdicts.py plausible --runs 2 --match b200.*memor
+    python benchmarks/verdicts.py power --with thresholds=thresholds.yaml sku=l40s workloads=resnet50-fp16
+    python benchmarks/verdicts.py minutes
 
 A table is benchmarks/verdicts/NAME.txt, a line of it a scenario: a SKU, GPUs, fields of `Scenario`, and after colons
 the name and the goals; words after `with` are of all lines after it. Every run simulates another cluster, measures,
@@ -15,10 +15,8 @@ stops and concludes as a session does. Columns, shares in per cent with 95 % Wil
 * named: the latter alone, whatever the outcome; links, and a node that drops packets, need not be certain.
 * accused: anything healthy is named with certainty.
 * efficiency passed: the requirement on weak scaling at the largest size on a node passed.
-* of pairs of runs, of which the second has the faults: requirements that are worse by 1 % without noise and shown to
-  be, on all GPUs and on fewer, which take turns; and of those that differ by less than 0.1 % the ones shown not to.
 
-Beside them the mean and the most of the minutes that training is measured, and by what most runs ended as they did.
+Beside them the mean and the most of the minutes of training, and by what most runs ended as they did.
 "x % slow" is the time for the same work over the median of its peers, spread and fault together. No machine is
 measured. Exit code 1 if a share misses its goal.
 """
@@ -31,7 +29,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -39,12 +37,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from reporting import Share, argument_parser, keep, positive_int
+from oracle_runs import in_rounds
+from reporting import Share, argument_parser, keep, positive_int, row, table
 
-from pytest_ddpscale.compare.comparing import ALIKE, compare_runs
-from pytest_ddpscale.compare.value_change import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.history.past_run import PastRun
 from pytest_ddpscale.judge.coverage import coverage_of
 from pytest_ddpscale.judge.judge import Decider, judge
 from pytest_ddpscale.judge.links import slow_links
@@ -52,18 +48,15 @@ from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.report.words.reasons import say, worded
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.verdicts import ACCEPTING, Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import ACCEPTING, Culprit, Verdict
 from pytest_ddpscale.simulate import writing
 from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.machine import COMPUTING, NodeSpread
-from pytest_ddpscale.simulate.measuring import HELD_DOWN, Moment, SimulatedRun
+from pytest_ddpscale.simulate.measuring import HELD_DOWN, SimulatedRun
 from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
 from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -92,7 +85,7 @@ class Scenario:
         gpus: in nodes of eight, or one smaller node; 0 for the largest requirement's.
         workloads: all if none is named.
         noise: of a round.
-        sd: between GPUs; ``launch`` likewise of each node between launches.
+        sd: between GPUs.
         slow: how much slower than the median of its peers each rank at fault is, spread included; 0 to leave it.
         count: number of ranks at fault, from the place on.
         faults: as on the command line, ``{rank}``, ``{node}`` and ``{next}`` for the place, ``{each}`` for all ranks.
@@ -101,13 +94,10 @@ class Scenario:
         points: of efficiency above the published one.
         on_bound: sets `points` so that the efficiency on all GPUs of a node is exactly the bound.
         busy: utilization of the least busy GPU; 0 as published.
-        starved: utilization of the GPUs at fault, of one about 2 points more or less than of another; 0 for none.
         hiccups: share of blocks.
         nic: bandwidth of a GPU to other nodes.
         only: ``published`` for requirements of the published matrix, ``training``, or ``all``.
-        rounds: of every study; 0 as in a session.
         blocks: ``short`` or ``full``, for minutes.
-        pair: whether two runs are compared with each other.
     """
 
     table: str
@@ -119,7 +109,6 @@ class Scenario:
     workloads: tuple[str, ...] = ()
     noise: float = 0.3
     sd: float = 1.0
-    launch: float = 0.0
     correlation: float = 0.0
     slow: float = 0.0
     count: int = 1
@@ -129,13 +118,10 @@ class Scenario:
     points: float = 0.0
     on_bound: bool = False
     busy: float = 0.0
-    starved: float = 0.0
     hiccups: float = 0.0
     nic: float = ClusterOptions.nic_gbps
     only: str = "all"
-    rounds: int = 0
     blocks: str = "short"
-    pair: bool = False
     thresholds: Path = PACKAGED
 
     @property
@@ -196,7 +182,7 @@ def cluster_of(scenario: Scenario, points: float) -> SimulatedCluster:
     """The cluster of a scenario, with so many points of efficiency above the published one, without its slow ranks."""
     options = ClusterOptions(
         scenario.sku, gpus=scenario.gpus or None, noise=scenario.noise / 100, workloads=scenario.workloads or None,
-        gpu_spread=scenario.sd / 100, launch_spread=scenario.launch / 100, hiccups=scenario.hiccups,
+        gpu_spread=scenario.sd / 100, hiccups=scenario.hiccups,
         correlation=scenario.correlation, nic_gbps=scenario.nic,
     )  # fmt: skip
     cluster = open_cluster(_loaded(scenario.thresholds), options)
@@ -244,34 +230,16 @@ class PlacedSpread(NodeSpread):
         return found
 
 
-class StarvedRun(SimulatedRun):
-    """A run of which some ranks wait for their host; see `Scenario.starved`."""
-
-    starved: tuple[range, float] = range(0), 1.0
-
-    def _block(self, study: Study, arm: Arm, when: Moment) -> Block | None:
-        block, (ranks, busy) = super()._block(study, arm, when), self.starved
-        if block is not None:
-            found, are_starved = block.each("utilization").copy(), np.isin(block.each("ranks"), ranks)
-            found[are_starved] = np.round(busy + 0.02 * np.cos(block.each("ranks")[are_starved]), 4)
-            block.readings["utilization"] = found
-        return block
-
-
 def run_of(scenario: Scenario, cluster: SimulatedCluster, number: int, seed: int) -> SimulatedRun:
     """A run of a scenario, the `number`-th of them, on nodes and GPUs whose differences follow from the seed."""
-    plan = cluster.plan(scenario.rounds or None, seed=seed, short_blocks=scenario.blocks == "short")
+    plan = cluster.plan(seed=seed, short_blocks=scenario.blocks == "short")
     ranks, faults = scenario.ranks(number, plan.layout), scenario.placed_faults(number, plan.layout)
-    spread: NodeSpread = replace(cluster.performance.spread, seed=0 if scenario.pair else seed)
+    spread: NodeSpread = replace(cluster.performance.spread, seed=seed)
     if scenario.slow:
         by_fault = HELD_DOWN if any(one.kind == "bad-gpu" for one in faults) else 1.0
         ratio = 1 + scenario.slow / 100
         spread = PlacedSpread(**vars(spread), slow_ranks=tuple(ranks), ratio=ratio, by_fault=by_fault)
-    kind = StarvedRun if scenario.starved else SimulatedRun
-    run = kind(plan, replace(cluster.performance, spread=spread), faults, seed)
-    if isinstance(run, StarvedRun):
-        run.starved = ranks, scenario.starved
-    return run
+    return SimulatedRun(plan, replace(cluster.performance, spread=spread), faults, seed)
 
 
 @dataclass(frozen=True)
@@ -286,56 +254,35 @@ class Session:
 
 def session(run: SimulatedRun, cluster: SimulatedCluster) -> Session:
     """Simulate a session that stops each study once all requirements on it are decided, and judge all."""
-    plan, expectation = run.plan, cluster.expectation(run.plan)
-    probes = [] if plan.probes is None else writing.measured(run, plan.probes)
-    found: list[AnyRecord] = [*writing.before_measuring(run, cluster), *probes]
-    rounds = _train(run, Decider(plan, cluster.cases, CONFIDENCE), found)
-    found += writing.after_training(run, cluster)
-    blocks = [one for one in found if cluster.is_watched and isinstance(one, Block)]
-    found += [writing.telemetry_of_turns([one], expectation, run.faults) for one in blocks]
-    evidence = evidence_of(plan, None, found)
-    asked = [one for one in cluster.cases if one.requirement.definition.subject != "node"]
-    return Session({one.id: worded(judge(one, evidence, CONFIDENCE)) for one in asked}, asked, evidence, rounds)
+    plan, decider = run.plan, Decider(run.plan, cluster.cases, CONFIDENCE)
+    found, rounds = list[AnyRecord](), dict[str, list[tuple[Arm, ...]]]()
 
-
-def _train(run: SimulatedRun, decider: Decider, found: list[AnyRecord]) -> dict[str, list[tuple[Arm, ...]]]:
-    """Measure until all requirements are decided, and append the records. Returns the arms that each round timed."""
-
-    def hear(*heard: AnyRecord) -> None:
-        for record in heard:
+    def hear(records: Iterable[AnyRecord]) -> None:
+        for record in records:
             decider.hear(record)
             found.append(record)
 
-    if not any(isinstance(record, GangRecord) for record in found):
-        found.append(writing.gang_of(run.plan))
-    for record in found:
-        decider.hear(record)
-    rounds: dict[str, list[tuple[Arm, ...]]] = {study.id: [] for study in run.plan.studies}
-    for study in run.plan.studies:
-        hear(*run.before_rounds(study))
-        done, timed = rounds[study.id], study.arms
-        while timed and len(done) < study.rounds:
-            hear(*run.measure_round(study, len(done), timed))
-            done.append(timed)
-            needed = decider.needed_arms(study.id)
-            timed = tuple(arm for arm in timed if arm.name in needed)
-    return rounds
+    hear(writing.before_measuring(run, cluster))
+    hear(() if plan.probes is None else writing.measured(run, plan.probes))
+    for study in plan.studies:
+        done = rounds[study.id] = []
+        hear(in_rounds(run, decider, study, lambda timed, *_, done=done: done.append(timed)))
+    found += writing.after_training(run, cluster)
+    blocks = [one for one in found if cluster.is_watched and isinstance(one, Block)]
+    found += [writing.telemetry_of_turns([one], cluster.expectation(plan), run.faults) for one in blocks]
+    evidence = evidence_of(plan, None, found)
+    asked = [one for one in cluster.cases if one.requirement.definition.subject != "node"]
+    return Session({one.id: worded(judge(one, evidence, CONFIDENCE)) for one in asked}, asked, evidence, rounds)
 
 
 @dataclass(frozen=True)
 class Ending:
     """How a run ended."""
 
-    counts: dict[str, tuple[int, int]]  # of columns, how many hold and of how many
-    by: str = ""  # what ended it so
-    seen: str = ""  # whether a fault is rejected, keeps the run from being accepted, is warned of, or is not seen
-    missed: frozenset[str] = frozenset()  # requirements that did not pass
-    studies: dict[str, tuple[float, int]] = field(default_factory=dict)  # seconds and rounds of each
-
-    @property
-    def minutes(self) -> float:
-        """Of machine time for training."""
-        return (STARTUP_S + sum(seconds for seconds, _ in self.studies.values())) / 60
+    columns: dict[str, bool]
+    by: str  # what ended it so
+    missed: frozenset[str]  # requirements that did not pass
+    minutes: float  # of machine time for training
 
 
 @lru_cache(maxsize=8)
@@ -360,8 +307,6 @@ def measure(scenario: Scenario, seed: int, number: int) -> Ending:
     """Simulate and judge the `number`-th run; the same for a seed, whichever other scenarios are simulated."""
     key = zlib.crc32(f"{scenario.table}/{scenario.label}".encode())
     seed_of_run = int(np.random.SeedSequence([seed, key, number]).generate_state(1)[0])
-    if scenario.pair:
-        return _compared(scenario, seed_of_run)
     points = scenario.points + (points_on_bound(scenario) if scenario.on_bound else 0.0)
     cluster = cluster_of(scenario, points)
     run = run_of(scenario, cluster, number, seed_of_run)
@@ -391,25 +336,18 @@ def _ending(scenario: Scenario, cluster: SimulatedCluster, run: SimulatedRun, do
     }  # fmt: skip
     failed = {v.id: v.severity for v in verdicts if v.outcome == "failed"}
     warned = [name for name, severity in failed.items() if severity == "warn" and name not in guessed]
-    told: list[tuple[object, str, str]] = [
-        (ended == "rejected", "rejected", _summary([name for name, severity in failed.items() if severity == "fail"])),
-        (links, "not accepted, named", "the search among nodes"),
-        (ended == "incomplete" and UNCALIBRATED not in reason, "not accepted",
-         re.split(r" \(|\. ", reason.rpartition(", but ")[2])[0]),
-        (warned, "warns", f"warns: {_summary(warned)}"),
-        (True, "**not seen**", "nothing"),
-    ]  # fmt: skip
-    _, seen, by = next(one for one in told if one[0])
+    told: list[tuple[object, str]] = [
+        (ended == "rejected", _summary([name for name, severity in failed.items() if severity == "fail"])),
+        (links, "the search among nodes"),
+        (ended == "incomplete" and UNCALIBRATED not in reason, re.split(r" \(|\. ", reason.rpartition(", but ")[2])[0]),
+        (warned, f"warns: {_summary(warned)}"),
+    ]
+    by = next((text for holds, text in told if holds), "nothing")
     speeds = {name: one.samples_per_s for name, one in cluster.performance.expectations.items()}
-    studies = {
-        study.id: (
-            warm_up_seconds(study, speeds) + sum(round_seconds(study, arms, speeds) for arms in done.rounds[study.id]),
-            len(done.rounds[study.id]),
-        )
-        for study in run.plan.studies
-    }
+    seconds = [STARTUP_S, *(warm_up_seconds(study, speeds) for study in run.plan.studies)]
+    seconds += [round_seconds(study, arms, speeds) for study in run.plan.studies for arms in done.rounds[study.id]]
     missed = frozenset(v.id for v in verdicts if not v.passed)
-    return Ending({name: (int(holds), 1) for name, holds in columns.items()}, by, seen, missed, studies)
+    return Ending(columns, by, missed, sum(seconds) / 60)
 
 
 def _summary(names: Sequence[str]) -> str:
@@ -435,32 +373,6 @@ def _linked(blamed: set[Culprit], scenario: Scenario, wrong: set[int]) -> set[in
     return wrong if any(c.kind in kinds and host in c.hosts for c in blamed) else set()
 
 
-def _compared(scenario: Scenario, seed: int) -> Ending:
-    """Two runs of a machine, the second with the faults, against the same without noise."""
-    noisy = _changes(scenario, cluster_of(scenario, 0.0), seed)
-    quiet = replace(scenario, noise=1e-4, launch=0.0, correlation=0.0)
-    truth = {one.a.id: one.change.size for one in _changes(quiet, cluster_of(quiet, 0.0), 0) if one.change}
-    columns: dict[str, list[bool]] = {"worse, all GPUs": [], "worse, fewer": [], "no difference": []}
-    for one in noisy:
-        if abs(truth[one.a.id]) >= LEAST_LOSS:
-            columns["worse, all GPUs" if one.a.world_size == scenario.gpus else "worse, fewer"].append(one.is_worse)
-        elif abs(truth[one.a.id]) < NEGLIGIBLE_CHANGE:
-            columns["no difference"].append(one.difference == ALIKE)
-    return Ending({name: (sum(held), len(held)) for name, held in columns.items() if held})
-
-
-def _changes(scenario: Scenario, cluster: SimulatedCluster, seed: int) -> Sequence[Any]:
-    sides = []
-    for number, faults in enumerate(((), scenario.faults)):
-        run = run_of(replace(scenario, faults=faults), cluster, 0, seed + number)
-        evidence = evidence_of(run.plan, None, list(writing.records(run, cluster)))
-        verdicts = tuple(worded(judge(one, evidence, CONFIDENCE)) for one in training_cases(cluster.cases))
-        about = RunRecord(sku=cluster.sku, status="simulated", started_at="2026-01-01T00:00:00+00:00", simulated=True)
-        judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)
-        sides.append(PastRun(str(number), about, evidence, str(number), {}, {}, judgement))
-    return compare_runs(sides[0], sides[1], CONFIDENCE).requirements
-
-
 @dataclass(frozen=True)
 class Row:
     """Runs of a scenario."""
@@ -472,12 +384,9 @@ class Row:
     @property
     def shares(self) -> dict[str, Share]:
         """By column."""
-        names = dict.fromkeys(name for one in self.endings for name in one.counts)
-        of = {name: [one.counts[name] for one in self.endings if name in one.counts] for name in names}
-        found = {name: Share(sum(n for n, _ in both), sum(m for _, m in both)) for name, both in of.items()}
-        if not self.scenario.pair:
-            found["caught"] = Share(sum(bool(one.missed - self.set_aside) for one in self.endings), len(self.endings))
-        return found
+        ends = self.endings
+        found = {name: Share(sum(one.columns[name] for one in ends), len(ends)) for name in ends[0].columns}
+        return found | {"caught": Share(sum(bool(one.missed - self.set_aside) for one in ends), len(ends))}
 
     @property
     def missed(self) -> list[str]:
@@ -495,51 +404,17 @@ class Row:
         counts = Counter(name for one in self.endings for name in one.missed)
         return frozenset(name for name, count in counts.items() if 2 * count > len(self.endings))
 
-    @property
-    def seen(self) -> str:
-        """What most runs say of the fault."""
-        (word, count), runs = Counter(one.seen for one in self.endings).most_common(1)[0], len(self.endings)
-        return f"rejected in {count} of {runs}" if word == "rejected" and count < runs else word
-
-    def cells(self, columns: Sequence[str]) -> list[str]:
+    def cells(self) -> list[str]:
         """Of a line of the table."""
-        shares = [_cell(self.shares[name]) if name in self.shares else "–" for name in columns]
-        minutes = [one.minutes for one in self.endings]
+        minutes, shares = [one.minutes for one in self.endings], self.shares
         by = Counter(one.by for one in self.endings).most_common(1)[0][0]
         goals = "; ".join(f"{one} %{' **missed**' * (one in self.missed)}" for one in self.scenario.goals)
-        took = f"{sum(minutes) / len(minutes):.1f}, {max(minutes):.1f}" if self.endings[0].studies else "–"
-        return [self.scenario.label, str(len(self.endings)), *shares, took, by, goals]
-
-
-def _cell(share: Share) -> str:
-    low, high = share.interval
-    return f"{100 * share.value:.3g} [{100 * low:.1f}, {100 * high:.1f}]"
+        took = f"{sum(minutes) / len(minutes):.1f}, {max(minutes):.1f}"
+        of = (str(shares.get(name, "–")) for name in COLUMNS)
+        return [self.scenario.label, str(len(minutes)), *of, took, by, goals]
 
 
 COLUMNS = ("accepted", "rejected", "incomplete", "caught", "found", "named", "accused", "efficiency passed")
-OF_PAIRS = ("worse, all GPUs", "worse, fewer", "no difference")
-
-
-def overview(rows: Sequence[Row]) -> Iterator[str]:
-    """A table of all SKUs: what each fault comes to, in a word."""
-    skus = list(dict.fromkeys(row.scenario.sku for row in rows))
-    yield from (_line(["scenario", "GPUs", *skus]), _line(["---"] * (len(skus) + 2)))
-    of = {
-        (row.scenario.name, row.scenario.gpus, row.scenario.sku): row.seen for row in rows if row.scenario.at != "none"
-    }
-    for name, gpus in dict.fromkeys(key[:2] for key in of):
-        yield _line([name, str(gpus), *(of.get((name, gpus, sku), "–") for sku in skus)])
-
-
-def of_studies(row: Row) -> Iterator[str]:
-    """Mean rounds and minutes of each study."""
-    for study in row.endings[0].studies:
-        seconds, rounds = np.mean([one.studies[study] for one in row.endings], axis=0)
-        yield f"  {study}: {rounds:.1f} rounds, {seconds / 60:.1f} minutes"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -549,50 +424,36 @@ def main() -> int:
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"some of {', '.join(names)}")
     parser.add_argument("--line", action="append", default=[], metavar="TEXT", help="a scenario as a line has it")
     parser.add_argument("--with", nargs="+", default=[], dest="more", metavar="FIELD=VALUE", help="of all scenarios")
-    parser.add_argument("--thresholds", type=Path, metavar="FILE", help="(packaged)")
     parser.add_argument("--runs", type=positive_int, help="of each scenario; default: by the table")
-    parser.add_argument("--most-gpus", type=positive_int, default=512, help="leave larger ones out (%(default)s)")
     parser.add_argument("--match", default="", help="rows whose scenario contains this regular expression (all)")
     parser.add_argument("--seed", type=int, default=0, help="other seeds are other runs (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="processes (%(default)s)")
-    parser.add_argument("--overview", action="store_true", help="a word for each scenario, a column for each SKU")
-    parser.add_argument("--studies", action="store_true", help="rounds and minutes of each study, too")
     given = parser.parse_args()
-    more = [*given.more, *([f"thresholds={given.thresholds}"] if given.thresholds else [])]
     texts = {"line": "\n".join(given.line)} if given.line else {}
     try:
         texts |= {name: (TABLES / f"{name}.txt").read_text(encoding="utf-8") for name in given.tables}
-        wanted = [one for name, text in texts.items() for one in scenarios(name, text, more)]
+        wanted = [one for name, text in texts.items() for one in scenarios(name, text, given.more)]
     except (BadInput, OSError, ValueError) as error:
         parser.error(str(error))
-    if not wanted:
-        parser.error(f"name a table, {', '.join(names)}, or give a --line")
     rows: list[Row] = []
     with ProcessPoolExecutor(given.jobs) as pool:
-        for one in wanted:
-            if one.gpus > given.most_gpus or not re.search(given.match, one.label):
-                continue
-            columns = OF_PAIRS if one.pair else COLUMNS
-            before = [row for row in rows if row.scenario.table == one.table]
-            if not before and not given.overview:
-                head = ["scenario", "runs", *columns, "minutes", "by", "goal"]
-                print(f"\n{one.table}\n\n{_line(head)}\n{_line(['---'] * len(head))}")
+        for one in (one for one in wanted if re.search(given.match, one.label)):
+            before = [other for other in rows if other.scenario.table == one.table]
+            if not before:
+                print(f"\n{one.table}\n")
+                print(table(["scenario", "runs", *COLUMNS, "minutes", "by", "goal"], ()))
             runs = given.runs or one.runs
-            chunk = max(1, runs // (4 * given.jobs))
-            found = list(pool.map(partial(measure, one, given.seed), range(runs), chunksize=chunk))
-            first = next((row for row in before if row.scenario.sku == one.sku), Row(one, found))
+            found = list(pool.map(partial(measure, one, given.seed), range(runs), chunksize=max(1, runs // 8)))
+            first = next((other for other in before if other.scenario.sku == one.sku), Row(one, found))
             rows.append(Row(one, found, first.most_missed))
-            if not given.overview:
-                lines = [_line(rows[-1].cells(columns)), *(of_studies(rows[-1]) if given.studies else ())]
-                print(*lines, sep="\n", flush=True)
-    print(*overview(rows) if given.overview else (), sep="\n")
+            print(row(*rows[-1].cells()), flush=True)
     told = [
-        {"scenario": row.scenario.label, "missed": row.missed, "seen": row.seen,
-         "shares": {name: (share.count, share.runs) for name, share in row.shares.items()}}
-        for row in rows
+        {"scenario": one.scenario.label, "missed": one.missed,
+         "shares": {name: (share.count, share.runs) for name, share in one.shares.items()}}
+        for one in rows
     ]  # fmt: skip
     keep(given.json, "verdicts", {"seed": given.seed, "rows": told})
-    return int(any(row.missed for row in rows))
+    return int(any(one.missed for one in rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which versions of Python, and of what the package depends on, run and judge alike: the table of docs/versions.md.
+"""Which versions of Python, and of what the package depends on, run and judge alike: the table of docs/dependencies.md.
 
     python benchmarks/versions.py 3.10 3.12 3.13 lowest
 
@@ -16,26 +16,20 @@ environments there.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from pythons import MINORS, ROOT, StepFailed, install, interpreter, judge_stored_run, run
-from reporting import argument_parser, keep
+from pythons import LOWEST, ROOT, Step, StepFailed, install, judge_stored_run, run, tell
+from reporting import argument_parser
 
-LOWEST = "lowest"
 PACKAGES = ("torch", "torchvision", "numpy", "pytest", "pydantic", "msgspec", "matplotlib", "psutil")
-# One rank first: it writes the byte code of torch that several would each compile.
-STEPS = ("installed", "same verdicts", "suite", "main job")
 ASK_VERSIONS = """
-import json, platform, sys
+import platform, sys
 from importlib.metadata import version
-print(json.dumps({"Python": platform.python_version()} | {name: version(name) for name in sys.argv[1:]}))
+print(" | ".join([platform.python_version(), *map(version, sys.argv[1:])]))
 """
 # One study of a workload that the package brings, with bounds that any machine meets, however busy. Scaling is not
 # among them: beside other work an efficiency may be above 1.1, which is not credible.
@@ -58,108 +52,41 @@ SHORT = ("--gpu-sku=cpu", "--ddp-rounds=8", "--ddp-block=0.02s")
 SUITE = ("inference", "--model=shufflenet_v2_x0_5", "--image-size=32", "--batches=1", "--ddp-gpus-per-node=1")
 
 
-@dataclass(frozen=True)
-class Tried:
-    """One environment.
-
-    Attributes:
-        versions: of Python and packages; empty if it could not be made.
-        ended: what each step that was tried ended with: ``yes``, or the output of one that failed.
-        duration_s: of all.
-    """
-
-    versions: dict[str, str]
-    ended: dict[str, str]
-    duration_s: float
-
-    @property
-    def is_as_expected(self) -> bool:
-        """Whether all steps ended well."""
-        return [self.ended.get(step) for step in STEPS] == ["yes"] * len(STEPS)
+def install_wheel(wheel: Path, python: Path, folder: Path) -> str:
+    """With the newest of what the package depends on, or the lowest. Gives the versions."""
+    lowest = ("--resolution", "lowest-direct") if folder.name == LOWEST else ()
+    made = install(python, folder, *lowest, "--requirements", ROOT / "pyproject.toml", wheel)
+    return run(made, "-c", ASK_VERSIONS, *PACKAGES, folder=folder).strip()
 
 
-def build(folder: Path) -> Path:
-    """Build the wheel.
-
-    Raises:
-        StepFailed: it cannot be built.
-    """
-    run(sys.executable, "-m", "uv", "--quiet", "build", "--wheel", "--out-dir", folder, ROOT, folder=folder)
-    return next(folder.glob("*.whl"))
+def suite(python: Path, folder: Path) -> str:
+    """Measure the shortest suite, whose one rank writes the byte code of torch that several would each compile."""
+    said = run(python.with_name("ddpscale"), "suite", *SUITE, *SHORT, "--ddp-run-dir=suite", folder=folder)
+    if "img/s per rank" not in said:
+        raise StepFailed(said)
+    return "yes"
 
 
-def try_versions(asked: str, wheel: Path, folder: Path) -> Tried:
-    """Install and run everything in a folder of its own.
-
-    Args:
-        asked: a version of Python, or `LOWEST`.
-        wheel: of the package.
-        folder: new or empty.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    began_s, ended = time.monotonic(), dict[str, str]()
-    pythons = [f"3.{minor}" for minor in MINORS] if asked == LOWEST else [asked]
-    resolution = ("--resolution", "lowest-direct") if asked == LOWEST else ()
-    try:
-        python = install(oldest(pythons), folder, *resolution, "--requirements", ROOT / "pyproject.toml", wheel)
-        versions = json.loads(run(python, "-c", ASK_VERSIONS, *PACKAGES, folder=folder))
-    except StepFailed as error:
-        return Tried({}, {"installed": str(error)}, time.monotonic() - began_s)
-    ended["installed"] = "yes"
-    for step, try_step in zip(STEPS[1:], (judge_stored_run, suite, main_job), strict=True):
-        try:
-            try_step(python, folder)
-            ended[step] = "yes"
-        except StepFailed as error:
-            ended[step] = str(error)
-    return Tried(versions, ended, time.monotonic() - began_s)
-
-
-def oldest(versions: Sequence[str]) -> Path:
-    """The first of these Pythons that is here.
-
-    Raises:
-        StepFailed: none is.
-    """
-    found = next(filter(None, map(interpreter, versions)), None)
-    if found is None:
-        raise StepFailed(f"no Python {' or '.join(versions)} on PATH or among pyenv's versions")
-    return found
-
-
-def main_job(python: Path, folder: Path) -> None:
-    """Measure with real ranks, away from the checkout, judge and report.
-
-    Raises:
-        StepFailed: the run is not accepted.
-    """
+def main_job(python: Path, folder: Path) -> str:
+    """Measure with real ranks, away from the checkout, judge and report."""
     (folder / "thresholds.yaml").write_text(THRESHOLDS, encoding="utf-8")
     said = run(python, "-m", "pytest", *SHORT, "--ddp-run-dir=job", folder=folder)
     if "ACCEPTED: 3 of 3 requirements passed" not in said:
         raise StepFailed(said)
+    return "yes"
 
 
-def suite(python: Path, folder: Path) -> None:
-    """Measure the shortest suite, which has one rank.
-
-    Raises:
-        StepFailed: it measured nothing.
-    """
-    said = run(python.with_name("ddpscale"), "suite", *SUITE, *SHORT, "--ddp-run-dir=suite", folder=folder)
-    if "img/s per rank" not in said:
-        raise StepFailed(said)
+def steps_with(wheel: Path) -> dict[str, Step]:
+    """What is tried of a wheel."""
+    installed = " | ".join(("Python", *PACKAGES))
+    steps = {"same verdicts": judge_stored_run, "suite": suite, "main job": main_job}
+    return {installed: partial(install_wheel, wheel), **steps}
 
 
-def row(cells: Sequence[str]) -> str:
-    """A row in Markdown."""
-    return f"| {' | '.join(cells)} |"
-
-
-def row_of(asked: str, tried: Tried) -> str:
-    """The row of an environment."""
-    versions = [tried.versions.get(name, "–") for name in ("Python", *PACKAGES)]
-    ended = ["yes" if tried.ended.get(step) == "yes" else "NO" for step in STEPS[1:]]
-    return row([asked, *versions, *ended, f"{tried.duration_s:.0f}"])
+def build(folder: Path) -> Path:
+    """Build the wheel. Raises StepFailed."""
+    run(sys.executable, "-m", "uv", "--quiet", "build", "--wheel", "--out-dir", folder, ROOT, folder=folder)
+    return next(folder.glob("*.whl"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,24 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("asked", nargs="+", metavar="VERSION", help="of Python, such as 3.10, or lowest")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the environments there; default: delete them")
     given = parser.parse_args(arguments)
-    header = ("asked", "Python", *PACKAGES, *STEPS[1:], "s")
-    print(row(header), row(["---"] * len(header)), sep="\n", flush=True)
-    all_tried: dict[str, Tried] = {}
     with tempfile.TemporaryDirectory(prefix="ddpscale-wheel-") as built:
-        wheel = build(Path(built))
-        for asked in given.asked:
-            with contextlib.ExitStack() as stack:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddpscale-versions-")))
-                if given.keep:
-                    folder = given.keep.resolve() / asked
-                tried = all_tried[asked] = try_versions(asked, wheel, folder)
-            print(row_of(asked, tried), flush=True)
-            for step, said in tried.ended.items():
-                if said != "yes":
-                    print(f"{asked}: {step}: {said}", file=sys.stderr, flush=True)
-    result = {asked: {"versions": one.versions, "ended": one.ended} for asked, one in all_tried.items()}
-    keep(given.json, "versions", {"tried": result})
-    return 0 if all(one.is_as_expected for one in all_tried.values()) else 1
+        return int(bool(tell(given.asked, steps_with(build(Path(built))), given.json, given.keep)))
 
 
 if __name__ == "__main__":

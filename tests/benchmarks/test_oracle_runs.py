@@ -6,7 +6,6 @@ import base64
 import json
 import struct
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,15 +71,8 @@ def test_a_stopped_session_has_nothing_of_later_rounds(tmp_path: Path) -> None:
     assert [window["round"] for window in telemetry] == [0]
 
 
-def test_looks_are_noted_where_they_change() -> None:
-    looks = RUNS.Looks()
-    for rounds, reason in (
-        (8, "too few"),
-        (9, "n0: not final after 9"),
-        (10, "n0: not final after 10"),
-        (11, "passes"),
-    ):
-        verdict = SimpleNamespace(id="speed", reason=reason, outcome="passed" if rounds == 11 else "inconclusive")
-        looks.note("weak/net", rounds, ["ddp@2"] if rounds < 11 else [], [verdict])
-    assert looks.needed == {"weak/net": {8: "ddp@2", 11: "none"}}
-    assert looks.outcomes == {"speed": {8: "inconclusive", 9: "not final", 11: "passed"}}
+def test_decisions_are_noted_where_they_change() -> None:
+    decided: dict[str, dict[int, str]] = {}
+    for rounds, outcome in (8, "inconclusive"), (9, "not final"), (10, "not final"), (11, "passed"):
+        RUNS.note(decided, "speed", rounds, outcome)
+    assert decided == {"speed": {8: "inconclusive", 9: "not final", 11: "passed"}}

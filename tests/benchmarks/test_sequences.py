@@ -74,7 +74,7 @@ def test_wide_margins_are_decided_at_once_and_rightly() -> None:
 @pytest.mark.parametrize("sd", [0.003, 0.006])
 def test_a_ramp_towards_a_value_below_the_bound_seldom_passes(sd: float) -> None:
     found = row("ramp by -3 %", f"noise {sd:.1%}, ρ 0", 400)
-    assert found["interval alone"].above > 0.9
+    assert found["t-test"].above > 0.9
     assert found["verdict"].wrong_interval[1] < 0.15
 
 
@@ -82,13 +82,13 @@ def test_hiccups_seldom_make_a_verdict_whatever_the_truth_is_taken_to_be() -> No
     rows = [row(group, name, 400) for group, name in BY_NAME if "hiccups" in name or "mean" in name]
     assert len(rows) == 12
     assert all(by_rule["verdict"].wrong_interval[0] <= 0.05 for by_rule in rows)
-    assert any(by_rule["interval alone"].wrong_interval[0] > 0.05 for by_rule in rows)
+    assert any(by_rule["t-test"].wrong_interval[0] > 0.05 for by_rule in rows)
 
 
 def test_rounds_that_correlate_by_nine_tenths_pass_wrongly_in_one_run_of_twenty() -> None:
     found = row("on the bound", "Gaussian, ρ 0.9", 1000)
     assert found["verdict"].above <= 0.065
-    assert found["interval alone"].above > 2 * found["verdict"].above
+    assert found["t-test"].above > 2 * found["verdict"].above
 
 
 @pytest.mark.parametrize("by", [0.01, 0.015, 0.02, 0.03, 0.05])

@@ -28,9 +28,8 @@ def cells(monkeypatch: pytest.MonkeyPatch, capsys: Capture, *arguments: str) -> 
 @pytest.mark.parametrize("file", TABLES, ids=lambda file: str(file.stem))
 def test_each_line_is_a_scenario_of_its_own(file: Path) -> None:
     found = list(verdicts.scenarios(file.stem, file.read_text(encoding="utf-8")))
-    assert len({one.label for one in found}) == len(found) >= 4 or file.stem == "pairs"
-    columns = {*verdicts.COLUMNS, *verdicts.OF_PAIRS}
-    assert {goal.rpartition(" ")[0].rpartition(" ")[0] for one in found for goal in one.goals} <= columns
+    assert len({one.label for one in found}) == len(found) >= 4
+    assert {goal.rpartition(" ")[0].rpartition(" ")[0] for one in found for goal in one.goals} <= {*verdicts.COLUMNS}
 
 
 def test_a_fault_is_rejected_named_and_told_by_what(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -70,10 +69,6 @@ def test_a_fault_that_is_none_is_refused_before_anything_is_simulated(
     assert not said.out
 
 
-def test_pairs_of_runs_and_minutes_are_counted(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    of = cells(monkeypatch, capsys, "pairs", "--runs=1", "--match=independent")
-    slow = of["independent rounds, a GPU 10 % slow"]
-    assert of["independent rounds"]["no difference"] == slow["no difference"] == "100"
-    assert (float(slow["worse, all GPUs"]) > 80, slow["worse, fewer"]) == (True, "0")
+def test_minutes_are_counted(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     published = cells(monkeypatch, capsys, "minutes", "--runs=1", "--match=published")["the published matrix"]
     assert 10 < float(published["minutes"].partition(",")[0]) < 30

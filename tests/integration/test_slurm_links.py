@@ -1,7 +1,6 @@
 """A slow link, or a node that drops packets, among those of a real Slurm is named, and nobody else is.
 
-Healthy nodes, more nodes, a slow link in each place, and one with little CPU beside it, are tried by
-benchmarks/lab_acceptance.py.
+docs/evidence/slurm-lab.md has healthy nodes, more nodes, a slow link in each place, and one with little CPU beside it.
 """
 
 from __future__ import annotations

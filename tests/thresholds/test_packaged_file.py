@@ -108,6 +108,13 @@ def test_a_published_figure_is_cited_by_the_sku_it_was_measured_on_and_no_other(
     }, "they name each of them"
 
 
+def test_the_smallest_fault_is_known_of_all_that_rejects_for_its_speed() -> None:
+    rejecting = [
+        r for sku in SKUS.values() for r in sku.requirements if r.severity == "fail" and r.definition.tells_speed
+    ]
+    assert [str(r) for r in rejecting if r.smallest_fault is None] == []
+
+
 def test_no_pci_device_id_belongs_to_two_skus() -> None:
     ids = [i for sku in ALL_GPUS.values() for i in sku.detect.pci_device_ids]
     assert len(ids) == len(set(ids))
