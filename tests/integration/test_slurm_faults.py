@@ -49,6 +49,7 @@ def wait_until_nobody_is_left(lab: SlurmLab) -> None:
     wait_until(lambda: not lab.processes(), GONE_S, "no process", seen=lambda: f"{lab.processes()}")
 
 
+@pytest.mark.lab
 def test_a_node_is_lost_and_named_and_the_others_go_on(lab: SlurmLab, tmp_path: Path) -> None:
     """Its link goes down; for the rest it is the same when its slurmd dies, which is up to Slurm to notice."""
     run = RunDirectory(tmp_path / "run")

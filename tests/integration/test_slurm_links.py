@@ -47,6 +47,7 @@ def assert_rejected_for(ran: LabRun, host: str) -> None:
     assert host in ran.output
 
 
+@pytest.mark.lab
 def test_a_node_behind_a_slow_link_is_named(lab: SlurmLab, tmp_path: Path) -> None:
     """By what all nodes do together, and by a ring of neighbours, of whose three pairs two are slow."""
     lab.node("n3").slow_link(SLOW)  # the last, so that only steps of all nodes take long

@@ -38,6 +38,7 @@ def ended(lab: SshLab, folder: Path, **options: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.lab
 def test_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: SshLab, tmp_path: Path) -> None:
     command = [
         str(Path(sys.executable).with_name("pytest")),

@@ -334,11 +334,11 @@ def test_published_a100_results_give_the_published_figures(site: Site) -> None:
         assert verdicts[name]["value"] == pytest.approx(value, abs=tolerance), name
     measured = [verdict for verdict in verdicts.values() if verdict["value"] is not None]
     assert {verdict["outcome"] for verdict in measured if verdict["severity"] == "fail"} == {"passed"}
-    # ResNet-152 at 32 images a GPU waits for its host, and says nothing about the GPUs.
+    # ResNet-152 at 32 images a GPU waits for its host, and says nothing about the GPUs; of energy no error is known.
     warned = [verdict for verdict in measured if verdict["severity"] == "warn" and verdict["outcome"] != "passed"]
-    assert {verdict["metric"].partition("_")[0] for verdict in warned} == {"strong"}
     assert {verdict["outcome"] for verdict in warned} == {"inconclusive"}
-    assert all(verdict["reason"].startswith("host-bound: ") for verdict in warned)
+    why = {verdict["metric"].partition("_")[0]: verdict["reason"].partition(":")[0] for verdict in warned}
+    assert why == {"strong": "host-bound", "images": "1 rounds; expected at least 8"}
     # What was not measured, as anything on ResNet-50 or between probes, is not accepted.
     trained = [one for one in verdicts.values() if METRICS[one["metric"]].subject == "workload"]
     missing = [one for one in trained if one["outcome"] == "not_measured" and one["metric"] != "rank_uniformity"]
