@@ -216,7 +216,9 @@ def _import_paik(arguments: argparse.Namespace) -> None:
     thresholds = load_thresholds(arguments.thresholds or usual_thresholds()).thresholds
     evidence = read_evidence(run := import_paik(arguments.directory, arguments.out, arguments.gpu_sku, thresholds))
     studies, sku = evidence.plan.studies, thresholds.skus[evidence.plan.sku]
-    shown = breakdown(evidence, {study.id: sku.peak_tflops(study.workload) for study in studies})
+    # PyTorch lets cuDNN compute fp32 in TF32, which has another peak.
+    peaks = {one.id: sku.peak_tflops(one.workload) for one in studies if one.workload.precision != "fp32"}
+    shown = breakdown(evidence, peaks)
     print(*text_lines(shown), f"Imported {len(studies)} studies into {run.path}.", sep="\n")
     print(f"Next: pytest --ddp-judge={run.path}")
 

@@ -73,6 +73,8 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
         if arguments.model:
             raise OptionError("--write", "found beside --model, which may not be in the thresholds file", "one of them")
         refuse_unwritable(new, thresholds)
+    if json is not None and json.suffix in (".csv", ".png"):
+        raise OptionError("--json", f"found {json}", "FILE.json; .csv and .png are written beside it")
     if json is not None:  # an earlier result stays until there is a new one
         json.open("a").close()
 
@@ -91,12 +93,12 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
         print(f"{gpu}: the other GPUs train")
     for workload in workloads:
         _search(arguments, nodes, workload, found, keep)
-    if json is not None and (picture := table().picture(ON_CPU * nodes.is_cpu)):
-        json.with_suffix(".png").write_bytes(picture.png())
     batches = {one["workload"]: {"per_gpu": one["largest"]} for one in found if one["largest"]}
     if new is not None and batches:
         text = write_overlay(new, Overlay("find-max-batch", thresholds, sku, {"batch": batches}))
         print(f"{text}\nWrote {new}. Next: pytest --gpu-sku={sku} --thresholds={new}")
+    if json is not None and (picture := table().picture(ON_CPU * nodes.is_cpu)):
+        json.with_suffix(".png").write_bytes(picture.png())
     return 0 if len(batches) == len(found) else NOTHING_FITS
 
 

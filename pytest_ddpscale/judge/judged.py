@@ -78,6 +78,9 @@ class Judged:
         is_share = definition.scale == "differences" and definition.baseline is None
         least = 0.0 if is_share and not definition.reads_utilization else -math.inf
         codes, self._why = found.against(requirement.bound, -1 if definition.upper_bound else 1, least)
+        if definition.reads_utilization:  # its series has values of all time, none of a round
+            is_far = self._why == "far"
+            codes, self._why = np.where(is_far, OPEN, codes), np.where(is_far, "inside", self._why)
         self.codes = np.where(found.rounds == 0, ABSENT, codes)
         are_noted = ~np.isnan(found.drifts + found.low) | found.are_single
         for place in np.flatnonzero(are_noted & (self.codes > IMPOSSIBLE)).tolist():

@@ -227,9 +227,10 @@ def errors_of(metric: Metric, arms: Arms) -> FloatArray:
     imported = arms.measured.single_sample
     is_unknown = metric is IMAGES_PER_JOULE or (metric.scale == "differences" and len(arms.arms) > 1)
     squares = np.where(imported & (not is_unknown), 0.0, np.nan)
-    own_error = 2.11 if metric.name == "step_time_p95" else 1.0  # of a normal distribution's, beside that of its mean
+    is_p95 = metric.name == "step_time_p95"
+    own_error = 2.11 if is_p95 else 1.0  # of a normal distribution's, beside that of its mean
     for one in arms.arms if imported.any() and metric.scale == "factors" else ():
-        slowest = one.mean_step_s == one.step_s[..., np.newaxis]
+        slowest = is_p95 | (one.mean_step_s == one.step_s[..., np.newaxis])
         own = one.reading("step_stdev_s") / one.mean_step_s / np.sqrt(np.maximum(one.count, 1))
         squares += (own_error * one.most(np.where(slowest, own, 0.0))) ** 2
     return np.asarray(np.sqrt(np.fmax.reduce(squares, axis=0, initial=np.nan)))

@@ -194,7 +194,8 @@ def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95, usual: Ddp
         found += rows
     told = Section("As the benchmark prints it", [Line(_HOW), Listing("\n".join(lines))])
     table = Rows("pytorch-ddp", "", _COLUMNS, found, 3, drawn=_DRAWN)
-    return Results("PyTorch's DDP benchmark", [first_few(best)] * bool(best), [table], more=[told])
+    findings = [first_few(best or [f"{len(found)} without DDP, none with it"])]
+    return Results("PyTorch's DDP benchmark", findings, [table], more=[told])
 
 
 def _throughput(one: DdpBenchmarkResult, other: DdpBenchmarkResult, confidence: float) -> Found | float | None:

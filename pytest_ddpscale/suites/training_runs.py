@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, get_args
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families.image import CLASSIFIER, ImageFamily
 from pytest_ddpscale.judge.judged import MOST_SKIPPED_STEPS
+from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import CompileMode
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import (
@@ -121,7 +122,8 @@ def trained_runs(evidence: Evidence) -> list[Trained]:
 
 def _measured(run: TrainingRun, epochs: Sequence[TrainedEpoch], end: TrainedRun, outer_s: float) -> dict[str, Any]:
     """What a complete run adds to its row; `outer_s` is from its launch until the supervisor heard of the end."""
-    of_rank_0, checkpoint = [epoch.ranks[0] for epoch in epochs], end.checkpoint or Checkpoint(seconds=0.0)
+    lacks = "none was recorded" * (run.loss_threshold is None)
+    of_rank_0, checkpoint = [epoch.ranks[0] for epoch in epochs], end.checkpoint or Checkpoint(seconds=0, problem=lacks)
     spans_s = {name: sum(getattr(rank, name, 0.0) for rank in of_rank_0) for name in SPANS}
     spans_s["waiting_s"] += sum(rank.validation_waiting_s for rank in of_rank_0)
     spans_s |= {"start_up_s": end.start_up_s, "checkpoint_s": checkpoint.seconds}
@@ -183,7 +185,8 @@ def _notes(runs: Sequence[Trained]) -> Iterator[str]:
     of = runs[0].run
     yield (
         f"{of.workload.family.form}, {of.workload.precision}, at most {of.epochs} epochs, torch.compile: "
-        f"{of.compile_mode}, DDP at every size, {of.optimizer}, learning-rate rule {of.rule}, seed {of.seed}."
+        f"{of.compile_mode}, DDP at every size, {of.optimizer}, learning-rate rule {of.rule}, seed {of.seed}"
+        f"{f' and each launch {_SEEDS} more' * (runs[-1].run.launch > 1)}."
     )
     for samples in dict.fromkeys(one.run.samples for one in runs):
         numbers = f"{samples.train_samples} images to train, {samples.validation_samples} to validate"
@@ -320,6 +323,11 @@ class WholeRun(Suite):
         if sizes and not any("kwh" in row for row in sizes):
             why = "ranks on a CPU have no sampler" if device == "rank" else "a GPU's counter could not be read"
             notes.append(f"Energy: not measured; {why}.")
+        elif sizes:
+            notes.append("kWh: from the sampler's first poll on, after the start of the ranks.")
+        unpriced = [f"{row['data_set']} on {row['ranks']}" for row in sizes if "price" not in row]
+        if runs[0].run.kwh_price and unpriced:
+            notes.append(f"Price: unknown, as is the energy, of {first_few(unpriced)}.")
         epochs = [
             {
                 "run": one.run.id, "epoch": epoch.epoch + 1, "samples_per_s": epoch.samples_per_s,
@@ -496,8 +504,9 @@ def _cell(launches: Sequence[Trained], confidence: float) -> Row:
         values = [one.row[key] for one in launches if key in one.row]
         row[key] = None
         if len(values) == len(launches):
-            mean = mean_estimate(values, confidence)
-            row[key] = mean if mean.interval else mean.value
+            mean, ends = mean_estimate(values, confidence)
+            most = 1.0 if key == "accuracy" else math.inf
+            row[key] = Found(mean, (max(0.0, ends[0]), min(most, ends[1]))) if ends else mean
     return row | {
         "run": first.id, "name": first.name, "world_size": first.world_size, "batch": first.workload.batch_size,
         "model": "linear layers" if model.startswith(CLASSIFIER) else model,
@@ -522,4 +531,4 @@ def _without_meaning(one: Trained) -> str:
     reach, weights = chance + 3 * math.sqrt(chance * (1 - chance) / samples), one.run.workload.family.feature_weights
     if weights is None or found is None or found > reach:
         return ""
-    return f"{one.run.id}: an accuracy of {percent(found, 1)} is not above chance, {percent(chance, 1)}: {weights}"
+    return f"{one.run.id}: guessing reaches up to {percent(reach, 1)}, the accuracy is {percent(found, 1)}: {weights}"

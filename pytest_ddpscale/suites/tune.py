@@ -92,7 +92,7 @@ _PASTE = {
     "compile=no": "# no torch.compile",
     "fused_optimizer": "torch.optim.SGD(model.parameters(), …, fused=True)",
     "hook": "ddp.register_comm_hook(None, default_hooks.{value}_compress_hook)",
-    "hook=powersgd": "ddp.register_comm_hook(PowerSGDState(None), powerSGD_hook)",
+    "hook=powersgd": "ddp.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)",
     "accumulation_steps": "for step, batch in enumerate(loader, 1):\n"
     "    with ddp.no_sync() if step % {value} else nullcontext():\n"
     "        (loss_of(ddp, batch) / {value}).backward()\n"

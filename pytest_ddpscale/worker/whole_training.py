@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -253,7 +254,7 @@ class WholeTraining:
                 if checksum(state[name] for name, _ in self._model.named_parameters()) != trained:
                     found["problem"] = f"{folder.parent}: a checkpoint was read with other weights than written"
         except (OSError, RuntimeError) as error:
-            found["problem"] = f"{type(error).__name__}: {error}"
+            found["problem"] = f"{tempfile.gettempdir()}: cannot be written or read, or is full: {error}"
         return {**found, "seconds": time.perf_counter() - began_s}
 
     def _say(self, phase: str) -> None:

@@ -68,13 +68,15 @@ def _of_ranks(kind: type[T], world_size: int, fields: Mapping[str, Any]) -> tupl
 
 
 def end_of(
-    run: TrainingRun, gang: int = 0, start_up_s: float = START_UP_S, trainable_parameters: int = 900, problem: str = "",
+    run: TrainingRun, gang: int = 0, start_up_s: float = START_UP_S, trainable_parameters: int = 900,
+    problem: str | None = "",
     **of_ranks: Any,
 ) -> TrainedRun:  # fmt: skip
-    checkpoint = Checkpoint(seconds=CHECKPOINT_S, read_s=CHECKPOINT_S / 4, size_bytes=8000, problem=problem)
+    """Without a checkpoint if its problem is None."""
+    checkpoint = Checkpoint(seconds=CHECKPOINT_S, read_s=CHECKPOINT_S / 4, size_bytes=8000, problem=problem or "")
     return TrainedRun(
         study=run.id, gang=gang, start_up_s=start_up_s, parameters=1000, trainable_parameters=trainable_parameters,
-        checkpoint=checkpoint if run.loss_threshold is None else None,
+        checkpoint=checkpoint if run.loss_threshold is None and problem is not None else None,
         ranks=_of_ranks(RankTrained, run.world_size, {"parameters_checksum": "0" * 15 + "1", **of_ranks}),
     )  # fmt: skip
 

@@ -136,8 +136,10 @@ def test_energy_and_prices_are_of_all_ranks_and_a_checkpoint_that_failed_costs_o
     priced = training_run(gpu_hour_price=2.0, kwh_price=0.5, deadline_s=30.0, most_s=30.0, least_accuracy=0.5)
     by_hour = training_run(gpu_hour_price=2.0)
     told = list[str]()
-    for run, end in ((priced, {"energy_j": 1.8e6}), (priced, {"energy_j": (1.8e6, None)}), (by_hour, {}),
-                     (priced, {"problem": "OSError: No space left on device"})):  # fmt: skip
+    for run, end in (
+        (priced, {"energy_j": 1.8e6}), (priced, {"energy_j": (1.8e6, None)}), (by_hour, {}),
+        (priced, {"problem": "OSError: No space left on device"}), (priced, {"problem": None}),
+    ):  # fmt: skip
         results = WholeRun().results(suite_of([run], records_of(run, reserved_bytes=2 * 10**9, **end)))
         required, sizes, *_ = results.tables
         (size,) = sizes.rows
