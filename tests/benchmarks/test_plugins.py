@@ -19,4 +19,4 @@ def test_plugins_change_no_verdict_or_are_refused(
     monkeypatch.setattr(script, "RUNS", {"recorded-cpu": script.RUNS["recorded-cpu"]})
     monkeypatch.setattr("sys.argv", ["plugins.py", "--only", "pytest-forked", "pytest-timeout"])
     assert script.main() == 0, capsys.readouterr().err
-    assert capsys.readouterr().out.count("| same |") == 2
+    assert capsys.readouterr().out.count("| same verdicts") == 2
