@@ -122,8 +122,8 @@ def trained_runs(evidence: Evidence) -> list[Trained]:
 
 def _measured(run: TrainingRun, epochs: Sequence[TrainedEpoch], end: TrainedRun, outer_s: float) -> dict[str, Any]:
     """What a complete run adds to its row; `outer_s` is from its launch until the supervisor heard of the end."""
-    lacks = "none was recorded" * (run.loss_threshold is None)
-    of_rank_0, checkpoint = [epoch.ranks[0] for epoch in epochs], end.checkpoint or Checkpoint(seconds=0, problem=lacks)
+    of_rank_0, lacks = [epoch.ranks[0] for epoch in epochs], "none was recorded" * (run.loss_threshold is None)
+    checkpoint = end.checkpoint or Checkpoint(seconds=0.0, problem=lacks)
     spans_s = {name: sum(getattr(rank, name, 0.0) for rank in of_rank_0) for name in SPANS}
     spans_s["waiting_s"] += sum(rank.validation_waiting_s for rank in of_rank_0)
     spans_s |= {"start_up_s": end.start_up_s, "checkpoint_s": checkpoint.seconds}
