@@ -1,4 +1,4 @@
-"""What happens to a gang in which a rank breaks, by real faults on this CPU: docs/how-to/data-parallel.md.
+"""What happens to a gang in which a rank breaks, by real faults on this CPU: docs/suites.md.
 
     python benchmarks/faults.py --json faults.json
 

@@ -1,29 +1,25 @@
-"""Pages about causes, metrics, options and the keys of thresholds.yaml, written from their declarations.
-
-`python -m docs_pages.declared` writes the first into docs/; the others are written when the site is built.
-"""
+"""Pages about causes, commands, metrics, options and keys of thresholds.yaml, written when the site is built."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
+from pytest_ddpscale.cli import EXAMPLES, parser_of_commands
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.settings import OPTIONS, Option
 from pytest_ddpscale.thresholds.form import Change, CheckRow, FileForm, Row, SkuForm
 from pytest_ddpscale.thresholds.parts import BatchForm, Detect, Node, Peak, Strict, form_of
+from pytest_ddpscale.util.command_parser import commands_of
 
-DOCS = Path(__file__).parents[1] / "docs"
 _METRICS_HEAD = """\
 # Metrics
 
 Every metric that a requirement can use. In formulas t is the throughput per GPU of an arm in one round, and k the
 number of ranks. A bound outside the range is refused, because every value would pass or fail it.
-To add a metric: [how-to/metric.md](how-to/metric.md).
+To add one: [adding](adding.md#a-metric).
 
 | metric | meaning | in one round | bound | range |
 | --- | --- | --- | --- | --- |
@@ -79,19 +75,24 @@ def options_page() -> str:
     return _OPTIONS_HEAD + "".join(map(_option, OPTIONS.values()))
 
 
-def rejected_page() -> str:
-    """The page as it is up to its first paragraph on a cause, then one for each."""
-    head, _, _ = (DOCS / "how-to" / "rejected.md").read_text(encoding="utf-8").partition(f"## {_SEVERITIES[1]}")
-    last, parts = 0, [head.rstrip()]
+def causes() -> str:
+    """A paragraph for each cause, under a title for its severity: the end of how-to/rejected.md."""
+    last, parts = 0, [""]
     for name, kind in CAUSES.items():
         begun = max(first for first in _SEVERITIES if first <= kind.severity)
         parts += [f"## {_SEVERITIES[begun]}"] if begun != last else []
         is_never_drained = kind.category == "CHECK" and kind.severity < max(_SEVERITIES)
         always = ", always CHECK" if is_never_drained else ""
-        text = f"**{name}** ({kind.severity}{always}): {kind.action}. {kind.paragraph}"
-        parts.append(textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False))
+        parts.append(f"**{name}** ({kind.severity}{always}): {kind.action}. {kind.paragraph}")
         last = begun
-    return "\n\n".join([*parts, "Other words are in the [glossary](../glossary.md).\n"])
+    return "\n\n".join([*parts, ""])
+
+
+def commands() -> str:
+    """A row for each command: the end of commands.md."""
+    found = dict(commands_of(parser_of_commands()))
+    rows = (_row(f"`ddpscale {example}`", str(found[words].description)) for words, example in EXAMPLES.items())
+    return "\n| for example | |\n| --- | --- |\n" + "".join(rows)
 
 
 def keys_page() -> str:
@@ -165,7 +166,3 @@ def _limits(schema: dict[str, Any]) -> str:
     if least is None:
         return ""
     return f", at least {least:g}" if most is None else f", {least:g} … {most:g}"
-
-
-if __name__ == "__main__":
-    (DOCS / "how-to" / "rejected.md").write_text(rejected_page(), encoding="utf-8")

@@ -10,14 +10,18 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path, from wherever it is started
 
-from docs_pages.declared import keys_page, metrics_page, options_page  # noqa: E402
+from docs_pages.declared import causes, commands, keys_page, metrics_page, options_page  # noqa: E402
 
 # Files beside docs/, and what they are called on the site.
 BESIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+
+# Pages in docs/ that end with what is declared.
+ENDS = {"how-to/rejected.md": causes, "commands.md": commands}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -28,6 +32,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=text))
     config.nav = _expanded(config.nav or [], [file.src_uri for file in files.documentation_pages()])
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Add the declared end of a page."""
+    return markdown + ENDS[page.file.src_uri]() if page.file.src_uri in ENDS else markdown
 
 
 def _seen_from_docs(text: str) -> str:

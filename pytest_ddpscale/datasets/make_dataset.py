@@ -26,7 +26,7 @@ from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.orphans import die_with_parent
 
 # Training images, classes and pixels of the data sets of a published measurement, as far as it gives
-# them: Jordi Torres, "Supercomputing for AI", chapter 12. docs/how-to/input-pipeline.md says where each is from.
+# them: Jordi Torres, "Supercomputing for AI", chapter 12. docs/suites.md says where each is from.
 KNOWN_SIZES = {"micro-224": (12_288, 200, 224), "tiny-224": (100_000, 200, 224)}
 QUALITY = 90  # of JPEG
 _MOST_IMAGES = 10**8

@@ -1,7 +1,7 @@
 """The catalogue of metrics: each is declared once, with all of its properties.
 
 The shape of thresholds.yaml and its schema, judge, blame, reports and the page of metrics derive from it. To add a
-metric, see docs/how-to/metric.md.
+metric, see docs/adding.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batches of samples from a folder, for ranks that train together, read ahead by loader workers.
 
 Uses torch's DistributedSampler and DataLoader, like users do; see `ddpscale suite input-pipeline` and
-docs/how-to/input-pipeline.md.
+docs/suites.md.
 """
 
 from __future__ import annotations

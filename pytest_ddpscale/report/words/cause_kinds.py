@@ -1,6 +1,6 @@
 """The catalogue of causes: what keeps a machine from being accepted, how bad it is, and what to do about it.
 
-verdicts.json and reports name them by id; `ddpscale explain ID` prints its paragraph, docs/how-to/rejected.md all.
+verdicts.json and reports name them by id; `ddpscale explain ID` prints its paragraph, the site has all.
 """
 
 from __future__ import annotations
