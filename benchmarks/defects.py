@@ -176,7 +176,7 @@ def plant_all(tree: Path, defects: Sequence[Defect]) -> int:
 
 def main() -> int:
     """Run the script. Returns its exit code."""
-    parser = argument_parser(__doc__, with_json=False)
+    parser = argument_parser(__doc__)
     does = parser.add_mutually_exclusive_group(required=True)
     does.add_argument("--check", action="store_true", help="only list defects that do not apply to this checkout")
     does.add_argument("--plant", nargs="*", metavar="ID", help="plant these, or all")

@@ -297,7 +297,7 @@ def record(name: str, run: Path) -> None:
 
 def main() -> int:
     """Run the script. Returns its exit code: 1 if anything differs."""
-    parser = argument_parser(__doc__, with_json=False)
+    parser = argument_parser(__doc__)
     does = parser.add_mutually_exclusive_group(required=True)
     does.add_argument("--check", action="store_true", help="compare with what is stored")
     does.add_argument("--store", action="store_true", help="store what is found")

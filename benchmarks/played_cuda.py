@@ -1,6 +1,6 @@
 """Whole commands on played GPUs, for docs/evidence: what each fault comes to, and that every part ends in a report.
 
-    python benchmarks/played_cuda.py --json played_cuda.json
+    python benchmarks/played_cuda.py
     python benchmarks/played_cuda.py --match slow        only the rows of rows.jsonl with that in their name
 
 torch, its NCCL backends, DDP, agents and torchrun are real; CUDA, NCCL and NVML are played (tests/played_cuda,
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from reporting import argument_parser, keep, row, table
+from reporting import argument_parser, row, table
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the tests' played GPUs
@@ -186,7 +186,6 @@ def main() -> int:
             folder.mkdir(parents=True)
             rows.append(play(scenario, libraries, folder))
             print(row(*rows[-1].values()) if rows[1:] else table(list(rows[0]), [list(rows[0].values())]), flush=True)
-    keep(arguments.json, "played_cuda", {"rows": rows})
     return int(any(one["as expected"] != YES for one in rows))
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from reporting import argument_parser, keep, row, table
+from reporting import argument_parser, row, table
 
 ROOT = Path(__file__).resolve().parents[1]
 LOWEST, MINORS = "lowest", [f"3.{minor}" for minor in range(10, 15)]
@@ -203,20 +203,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("asked", nargs="*", metavar="VERSION", help="such as 3.10, or lowest; default: other Pythons")
     parser.add_argument("--whole", action="store_true", help="with torch; measure, too")
     given = parser.parse_args(arguments)
-    found, wrong = dict[str, dict[str, str]](), list[str]()
+    wrong = list[str]()
     with tempfile.TemporaryDirectory(prefix="ddpscale-versions-") as temporary:
         steps = steps_with(build(Path(temporary)) if given.whole else None)
         print(table(("asked", *steps, "s"), ()))
         for name in given.asked or [one for one in MINORS if one != OWN]:
             began_s, folder = time.monotonic(), Path(temporary, name)
             folder.mkdir()
-            ended = found[name] = try_steps(steps, folder)
+            ended = try_steps(steps, folder)
             cells = [ended.get(step, "–").partition("\n")[0] for step in steps]
             print(row(name, *cells, f"{time.monotonic() - began_s:.0f}"), flush=True)
             wrong += [f"{name}: {step}: {said}" for step, said in ended.items() if "\n" in said]
             shutil.rmtree(folder)
     print(*wrong, sep="\n")
-    keep(given.json, "versions", {"tried": found})
     return int(any(": FAILED\n" in one for one in wrong))
 
 
