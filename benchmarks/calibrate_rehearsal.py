@@ -1,6 +1,6 @@
 """What bounds of `ddpscale calibrate` accept and reject on simulated clusters: docs/evidence/verdicts.md.
 
-    python benchmarks/calibrate_rehearsal.py --json calibrate_rehearsal.json
+    python benchmarks/calibrate_rehearsal.py
 
 Each cluster has 20 nodes of eight RTX PRO 6000 with its own random spread: between nodes, between the GPUs of a node,
 from launch to launch and from round to round. Two nodes are bad: one GPU, or all of them, compute 5 to 10 % longer.
@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reporting import Share, argument_parser, keep, positive_int, table
+from reporting import Share, argument_parser, positive_int, table
 
 from pytest_ddpscale.calibrate.calibration import calibrate
 from pytest_ddpscale.calibrate.site_bounds import overlay_of, provenance_of
@@ -186,7 +186,6 @@ def main() -> int:
     print(table(("nodes", "how", "count", "of", "%, with its 95 % interval"), rows))
     rejecting = sum((one.rejecting for one in found), Counter[str]())
     print("healthy nodes were rejected by", dict(rejecting.most_common(5)))
-    keep(given.json, "calibrate_rehearsal", {"clusters": [vars(one) for one in found]})
     often = [of["bad", "left out"], *(of[label, "rejected"] for label in [*FRESH][1:])]
     is_wrong = of["healthy", "rejected"].interval[0] > RATE
     return int(is_wrong or any(share.interval[1] < WANTED for share in often))

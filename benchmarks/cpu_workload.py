@@ -18,7 +18,7 @@ from reporting import argument_parser, table
 
 def main() -> None:
     """Print."""
-    parser = argument_parser(__doc__, with_json=False)
+    parser = argument_parser(__doc__)
     parser.add_argument("out", type=Path, help="folder of run directories")
     values = defaultdict[tuple[str, str], list[float]](list)
     for file in sorted(parser.parse_args().out.glob("*/verdicts.json")):

@@ -1,46 +1,29 @@
-"""Which defects the tests catch, written-down ones and random ones, planted one at a time: docs/testing.md.
+"""Which written-down defects the tests catch, planted one at a time: docs/testing.md.
 
     python benchmarks/defects.py --check                 # whether each defect of defects.txt still applies
     python benchmarks/defects.py --plant [ID …]
     python benchmarks/defects.py --rules                 # whether what the list of rules names sees each
-    python benchmarks/defects.py --random judge/peers.py judge/slow.py --number 40 --tests tests/judge
 
-A written-down defect is planted in a worktree. The tests of the modules that it touches run first, then all tests that
-are not marked lab; each with -x. Exit code 1 if one survives or does not apply. A random one, which turns a comparison,
-doubles a number, negates a condition, or exchanges min and max, is planted in forks. It is seen if a fact of the oracle
-changes, or, with ``--tests``, if a test fails: then all files of tests that see it are listed.
+A defect is planted in a worktree. The tests of the modules that it touches run first, then all tests that are not
+marked lab; each with -x. Exit code 1 if one survives or does not apply.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib
-import json
-import mmap
 import os
-import random
 import re
-import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from importlib.machinery import SourceFileLoader
 from importlib.util import cache_from_source
-from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import oracle
-import pytest
-from reporting import argument_parser, in_a_fork, positive_int, row, table
+from reporting import argument_parser, row, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "pytest_ddpscale"
@@ -191,182 +174,14 @@ def plant_all(tree: Path, defects: Sequence[Defect]) -> int:
     return survivors
 
 
-FORK_LIMIT_S = 60  # of CPU, for each command
-MOST_LINES = 1000  # of a module
-# Quick to give to forks, slow to import in each.
-PRELOADED = ("hypothesis", "matplotlib", "msgspec", "numpy", "torch", "xdist", "yaml")
-TURNED = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
-TURNED |= {new: old for old, new in TURNED.items()}
-OTHER = {"min": "max", "minimum": "maximum", "fmin": "fmax", "argmin": "argmax", "nanmin": "nanmax", "floor": "ceil"}
-OTHER |= {new: old for old, new in OTHER.items()}
-Place = tuple[range, str, str]  # lines of the statement, none outside of functions; old and new code
-
-
-class Mutator(ast.NodeTransformer):
-    """Finds the places of a module, leaving out f-strings and annotations, and mutates the one of a number."""
-
-    def __init__(self, path: Path, number: int = -1) -> None:
-        self.places, self._number, self._statements = list[Place](), number, [range(0)]
-        self.tree: ast.Module = ast.fix_missing_locations(self.visit(ast.parse(path.read_text(encoding="utf-8"))))
-
-    def visit(self, node: ast.AST) -> Any:
-        """The node, mutated if it is the one."""
-        if isinstance(node, ast.JoinedStr | ast.arg):
-            return node
-        lines = self._statements[-1]
-        if isinstance(node, ast.stmt) and (lines or isinstance(node, ast.FunctionDef)):
-            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
-            body = getattr(node, "body", [])
-            lines = range(first, body[0].lineno if body else (node.end_lineno or first) + 1)
-        self._statements.append(lines)
-        node = self._mutated(self.generic_visit(node))
-        self._statements.pop()
-        return node
-
-    def _mutated(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, ast.If | ast.IfExp | ast.While):
-            node.test = self._offer(node.test, ast.UnaryOp(ast.Not(), node.test))
-        elif isinstance(node, ast.comprehension):
-            node.ifs = [self._offer(one, ast.UnaryOp(ast.Not(), one)) for one in node.ifs]
-        elif isinstance(node, ast.Compare) and type(node.ops[0]) in TURNED:
-            ops: list[ast.cmpop] = [TURNED[type(node.ops[0])](), *node.ops[1:]]
-            return self._offer(node, ast.Compare(node.left, ops, node.comparators))
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            return self._offer(node, ast.Constant(2 * node.value or 1))  # type: ignore[operator]
-        elif isinstance(node, ast.Name | ast.Attribute):
-            name = "id" if isinstance(node, ast.Name) else "attr"
-            if other := OTHER.get(getattr(node, name)):
-                return self._offer(node, type(node)(**vars(node) | {name: other}))
-        return node
-
-    def _offer(self, node: ast.expr, mutated: ast.expr) -> ast.expr:
-        self.places.append((self._statements[-1], ast.unparse(node), ast.unparse(mutated)))
-        return mutated if len(self.places) == self._number + 1 else node
-
-
-def import_instead(path: Path, tree: ast.Module) -> None:
-    """Let this process, which has not yet imported a module, import other code in its place."""
-    code, own = compile(tree, str(path), "exec", dont_inherit=True), SourceFileLoader.get_code
-
-    def get_code(loader: SourceFileLoader, name: str) -> Any:
-        return code if loader.path == str(path) else own(loader, name)
-
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
-
-
-def fails(case: str) -> bool:
-    """Whether a fact of a chain of the oracle's runs differs, or a test of a file fails."""
-    if case.endswith(".py"):
-        options = ("-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly")
-        return pytest.main([*options, case]) not in (0, 5)
-    chain = next(chain for chain in oracle.CHAINS if case in chain)
-    sys.argv = ["oracle.py", "--check", "--facts-only", "-j", "1", "--only", *chain]
-    return oracle.main() > 0
-
-
-class Lines:
-    """Which lines of modules are executed, also in forks of this process; those of a module after those of another."""
-
-    def __init__(self, modules: Sequence[Path]) -> None:
-        self._starts = {str(path): at * MOST_LINES for at, path in enumerate(modules)}
-        self._lines = mmap.mmap(-1, max(1, len(modules)) * MOST_LINES)
-        if modules:
-            sys.settrace(self._trace)
-
-    def executed(self) -> list[int]:
-        """Their numbers."""
-        sys.settrace(None)
-        return [number for number, is_executed in enumerate(self._lines[:]) if is_executed]
-
-    def _trace(self, frame: FrameType, *_: object) -> Any:
-        if (start := self._starts.get(frame.f_code.co_filename)) is None:
-            return None
-
-        def note(frame: FrameType, *_: object) -> Any:
-            self._lines[start + frame.f_lineno] = 1
-            return note
-
-        return note(frame)
-
-
-Mutation = tuple[Path, int]
-Tried = tuple[bool, list[int], float]  # whether a case fails, the lines that it executes, and its CPU seconds
-
-
-def _try(modules: Sequence[Path], mutation: Mutation | None, case: str, told: Path) -> None:
-    if mutation:
-        resource.setrlimit(resource.RLIMIT_CPU, (FORK_LIMIT_S, FORK_LIMIT_S))
-        import_instead(mutation[0], Mutator(*mutation).tree)
-    lines = Lines(modules)
-    found = fails(case)
-    told.write_text(json.dumps([found, lines.executed(), sum(os.times()[:4])]))
-
-
-def tried(modules: Sequence[Path], mutation: Mutation | None, case: str) -> Tried:
-    """A case in a fork of its own, of code with a mutation or, with lines of modules, without."""
-    with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "told"
-        in_a_fork(partial(_try, modules, mutation, case, told), Path(os.devnull))
-        return tuple(json.loads(told.read_text())) if told.exists() else (True, [], 0.0)
-
-
-def who_sees(work: tuple[Mutation, Sequence[str]]) -> list[str]:
-    """Which cases see a mutation: all files of tests, or the first chain of runs."""
-    mutation, cases = work
-    seen = (case for case in cases if tried((), mutation, case)[0])
-    return [Path(one).stem for one in (seen if cases and cases[0].endswith(".py") else islice(seen, 1))]
-
-
-def try_random(code: Sequence[str], tests: Sequence[str], number: int, seed: int, processes: int) -> None:
-    """Plant random defects in modules and packages, and print who sees each."""
-    sys.path.insert(0, str(ROOT))
-    os.chdir(ROOT)
-    modules = sorted(file for one in code for file in files_at(Path(PACKAGE, one).resolve(), "*.py"))
-    places = [(at, *one) for at, path in enumerate(modules) for one in enumerate(Mutator(path).places)]
-    chosen = random.Random(seed).sample(places, min(number, len(places)))
-    cases = [str(file) for one in tests for file in files_at(Path(one), "test_*.py")]
-    cases = cases or [chain[0] for chain in map(list, oracle.CHAINS)]
-    for name in PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    survivors = 0
-    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-        sound = dict(zip(cases, pool.map(partial(tried, modules, None), cases), strict=True))
-        cases = sorted((case for case in cases if not sound[case][0]), key=lambda case: sound[case][2])
-        work: list[tuple[Mutation, list[str]]] = []
-        for at, which, (lines, *_) in chosen:
-            own = {at * MOST_LINES + line for line in lines}
-            work.append(((modules[at], which), [case for case in cases if not own or own & {*sound[case][1]}]))
-        for who, ((path, _), executed), (_, _, (lines, old, new)) in zip(
-            pool.map(who_sees, work), work, chosen, strict=True
-        ):
-            survivors += not who
-            said = ", ".join(who) or f"not seen, executed by {len(executed)} of {len(cases)}"
-            print(f"{path.name}:{(*lines, 1)[0]}: {old} → {new}: {said}", flush=True)
-    print(f"{len(chosen) - survivors} of {len(chosen)} mutations of {' '.join(code)} are seen")
-
-
-def files_at(path: Path, pattern: str) -> Iterable[Path]:
-    """A file, or those of a folder."""
-    return path.rglob(pattern) if path.is_dir() else [path]
-
-
 def main() -> int:
     """Run the script. Returns its exit code."""
-    parser = argument_parser(__doc__, with_json=False)
+    parser = argument_parser(__doc__)
     does = parser.add_mutually_exclusive_group(required=True)
     does.add_argument("--check", action="store_true", help="only list defects that do not apply to this checkout")
     does.add_argument("--plant", nargs="*", metavar="ID", help="plant these, or all")
     does.add_argument("--rules", action="store_true", help="plant those that break a rule, for what sees them alone")
-    does.add_argument("--random", nargs="+", metavar="CODE", help="modules and packages below pytest_ddpscale")
-    parser.add_argument("--tests", nargs="+", metavar="PATH", help="of test files; default: the oracle")
-    parser.add_argument("--number", type=positive_int, default=100, metavar="N", help="of random ones (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="which ones (%(default)s)")
-    parser.add_argument("-j", type=positive_int, default=2, metavar="N", help="processes (%(default)s)")
     given = parser.parse_args()
-    if given.random:
-        try_random(given.random, given.tests or (), given.number, given.seed, given.j)
-        return 0
     defects = [defect for defect in DEFECTS if not given.plant or defect.id in given.plant]
     with contextlib.nullcontext(ROOT) if given.check else scratch_tree() as tree:
         wrong = [text for one in defects for text in without_place(tree, one)]

@@ -164,6 +164,7 @@ def be_a_rank(folder: Path) -> None:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argument_parser(__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
     add = parser.add_argument
     add("--device", choices=("auto", "cuda", "cpu"), default="auto")
     add("--ranks", type=positive_int, help="default: one for each GPU; 2 on CPU")

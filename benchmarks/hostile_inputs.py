@@ -1,6 +1,6 @@
 """Whether hostile thresholds, options, environments and run directories are refused well and quickly: docs/evidence.
 
-    python benchmarks/hostile_inputs.py [--every N] [--first K] [--files] [--json FILE]
+    python benchmarks/hostile_inputs.py [--every N] [--first K] [--files]
 
 Each line of benchmarks/hostile/FAMILY.jsonl is a case of `Case`, which runs the real command in its own forked process:
 `ddpscale thresholds check`, or `pytest` with the thresholds of a CPU or of an imaginary GPU; nothing is measured. A
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from reporting import Tally, argument_parser, in_a_fork, keep, positive_int
+from reporting import Tally, argument_parser, in_a_fork, positive_int
 
 LISTED = Path(__file__).with_name("hostile")
 REFUSAL = 4
@@ -207,7 +207,6 @@ def main() -> int:
                 slowest = max(slowest, cpu_s if outcome == "refused" else 0.0)
     print(tally.tell())
     print(f"slowest refusal: {slowest:.2f} s of CPU time after start-up")
-    keep(options.json, "hostile_inputs", {"counts": tally.counts, "wrong": tally.wrong, "slowest_refusal_s": slowest})
     return int(bool(tally.wrong))
 
 

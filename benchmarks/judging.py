@@ -1,6 +1,6 @@
 """The cost of simulating, judging, reporting and steering a large cluster: docs/evidence/README.md.
 
-    python benchmarks/judging.py --json judging.json
+    python benchmarks/judging.py
     python benchmarks/judging.py --gpus 64 512
 
 Writes a run of B200s with `ddpscale simulate`, all default workloads and every step's time, and judges it with
@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reporting import argument_parser, keep, positive_int, table
+from reporting import argument_parser, positive_int, table
 
 from pytest_ddpscale.judge.judge import Decider
 from pytest_ddpscale.launch.environment import launch_here
@@ -106,7 +106,6 @@ def main() -> int:
         found = [measure(gpus, given.rounds, Path(folder)) for gpus in given.gpus]
     print(table(HEADER, [[f"{value:.4g}" for value in one] for one in found]))
     print(f"\nexpected: {EXPECTED}")
-    keep(given.json, "judging", {"sizes": [dict(zip(HEADER, one, strict=True)) for one in found]})
     return 0
 
 

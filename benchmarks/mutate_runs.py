@@ -1,6 +1,6 @@
 """Whether changed run directories are refused with a message, or judged no better than before: docs/evidence.
 
-    python benchmarks/mutate_runs.py [--run DIR …] [--every N] [--json FILE]
+    python benchmarks/mutate_runs.py [--run DIR …] [--every N]
 
 Without ``--run`` three simulated runs with faults and a sound one are changed; a real run can be added. Each mutant is
 judged in this process: a refusal has to be one of our messages, never a traceback or a hang. No requirement may newly
@@ -26,7 +26,7 @@ from typing import Any
 
 import oracle_runs
 from hostile_inputs import long
-from reporting import Tally, argument_parser, keep, positive_int
+from reporting import Tally, argument_parser, positive_int
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
@@ -328,7 +328,6 @@ def main() -> int:
             for mutant, outcome, said in tried(run, folder / "mutant", lambda number: number % options.every == 0):
                 tally.note(mutant.family, outcome, f"{mutant.name} of {run.name}: {said}")
     print(tally.tell())
-    keep(options.json, "mutate_runs", {"counts": tally.counts, "wrong": tally.wrong})
     return int(bool(tally.wrong))
 
 

@@ -10,9 +10,6 @@ stored beside it, and exits with 1 if anything differs; `--store` stores what it
 facts/NAME.jsonl, numbers to six digits; they are equal within one unit of the sixth. Of some runs also texts are kept:
 what pytest prints, without and with ``-v``, and report.md. Times, digests, versions and paths are masked.
 
-What an issue takes away is a line of retired.txt: a pattern of "run fact field", two spaces, the commit, two spaces,
-why. Differences that match it are skipped; the next `--store` of all makes it superfluous.
-
 Runs are simulated anew, imported from published results, or stored: `--record` stores the measurements of a run
 directory, without the names of its machine. What is stored stays the same when the simulator draws other numbers.
 """
@@ -35,7 +32,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -232,21 +229,7 @@ def store(data: Path, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> N
         (data / name).write_text(text, encoding="utf-8")
 
 
-class Retired(Counter[str]):
-    """How many differences each pattern of retired.txt skipped."""
-
-    def __init__(self, file: Path) -> None:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        super().__init__({line.split("  ")[0]: 0 for line in lines if line and not line.startswith("#")})
-
-    def skips(self, difference: str) -> bool:
-        """Whether a pattern matches: names of requirements have brackets, so that only * and ? are special."""
-        matching = [one for one in self if fnmatch.fnmatchcase(difference, one.replace("[", "[[]"))]
-        self.update(matching[:1])
-        return bool(matching)
-
-
-def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts], retired: Retired) -> list[str]:
+def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts]) -> list[str]:
     """A line for each change, outcomes first, with the runs and facts where it is the same."""
     lines = [f"{run}: no facts are stored; --store --only {run} stores them" for run in after if run not in before]
     places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
@@ -257,7 +240,7 @@ def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts], re
             old, new = (dict(_flat(side)) if is_in_both else _whole(side) for side in sides)
             for field in sorted({*old, *new}):
                 was, now = (side.get(field, "(absent)") for side in (old, new))
-                if not _is_same(was, now) and not retired.skips(f"{run} {fact} {field}".rstrip()):
+                if not _is_same(was, now):
                     places[field, str(was), str(now)].append(f"{run} {fact}")
     for (field, was, now), changed in sorted(places.items(), key=lambda change: change[0][0] not in ("", "outcome")):
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
@@ -288,13 +271,12 @@ def _flat(said: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, said
 
 
-def text_differences(before: Mapping[str, str], after: Mapping[str, str], retired: Retired) -> list[str]:
+def text_differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Unified differences of the texts, with a name such as ``recorded-cpu.report.md``."""
     lines: list[str] = []
     for name in sorted({*before, *after}):
         was, now = before.get(name, "").splitlines(), after.get(name, "").splitlines()
-        if was != now and not retired.skips(name):
-            lines += difflib.unified_diff(was, now, f"{name} before", f"{name} after", lineterm="", n=1)
+        lines += difflib.unified_diff(was, now, f"{name} before", f"{name} after", lineterm="", n=1)
     return lines
 
 
@@ -315,7 +297,7 @@ def record(name: str, run: Path) -> None:
 
 def main() -> int:
     """Run the script. Returns its exit code: 1 if anything differs."""
-    parser = argument_parser(__doc__, with_json=False)
+    parser = argument_parser(__doc__)
     does = parser.add_mutually_exclusive_group(required=True)
     does.add_argument("--check", action="store_true", help="compare with what is stored")
     does.add_argument("--store", action="store_true", help="store what is found")
@@ -352,15 +334,12 @@ def main() -> int:
         ]
         print(*unread, f"{len(facts)} runs stored, {len(unread)} could not be read", sep="\n")
         return int(bool(unread))
-    retired = Retired(given.data / "retired.txt")
     old_facts, old_texts = stored(given.data)
-    lines = fact_differences(old_facts, facts, retired)
+    lines = fact_differences(old_facts, facts)
     with_texts = () if given.facts_only else asked
     old_texts = {name: text for name, text in old_texts.items() if name.split(".")[0] in with_texts}
-    lines += text_differences(old_texts, texts, retired)
-    idle = [f"retired.txt: {one} skips nothing" for one in retired if not retired[one] and len(asked) == len(RUNS)]
-    print(*lines, *[f"{retired.total()} differences skipped: retired"] * bool(retired.total()), *idle, sep="\n")
-    print(f"{len(lines)} differences in {len(asked)} runs ({time.monotonic() - began_s:.0f} s)")
+    lines += text_differences(old_texts, texts)
+    print(*lines, f"{len(lines)} differences in {len(asked)} runs ({time.monotonic() - began_s:.0f} s)", sep="\n")
     return int(bool(lines))
 
 

@@ -1,6 +1,6 @@
 """Whole commands on played GPUs, for docs/evidence: what each fault comes to, and that every part ends in a report.
 
-    python benchmarks/played_cuda.py --json played_cuda.json
+    python benchmarks/played_cuda.py
     python benchmarks/played_cuda.py --match slow        only the rows of rows.jsonl with that in their name
 
 torch, its NCCL backends, DDP, agents and torchrun are real; CUDA, NCCL and NVML are played (tests/played_cuda,
@@ -12,11 +12,9 @@ no process is left. Each rank takes 1.2 GiB. Exit code: 0 if all are as expected
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from reporting import argument_parser, keep, row, table
+from reporting import argument_parser, row, table
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the tests' played GPUs
 
+from tests.integration.played_gpus.played_session import left_behind  # noqa: E402
 from tests.nvml_stand_in.gpus import Changing, PlayedGpu, Process  # noqa: E402
 from tests.nvml_stand_in.machine import A100, B200, V100, uuid_of  # noqa: E402
 from tests.played_cuda.compiling import build, reason_not_to_build  # noqa: E402
@@ -48,9 +47,9 @@ planner.PROBE_BLOCKS_S["cuda"] = 0.15
 """
 ACCEPTANCE = ("-m", "pytest", "--ddp-run-dir=run", "-p", "no:cacheprovider", "acceptance")
 DDPSCALE = ("-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())")
-GRACE_S = 20.0  # between asking a command to stop and killing it
 SETTLING_S = 3.0  # of processes that end with the command
 UNREADABLE = "expected the file as pytest-ddpscale wrote it"
+YES = "yes"
 OUTCOMES = ("ACCEPTED", "REJECTED", "INCOMPLETE", "INCONCLUSIVE", "PARTIAL", "ERROR:", "ddpscale:")
 
 
@@ -107,29 +106,8 @@ def _odd(gpu: PlayedGpu, said: dict[str, Any]) -> PlayedGpu:
 SCENARIOS = [Scenario(**json.loads(line)) for line in (DATA / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-@dataclass(frozen=True)
-class Row:
-    """What a scenario came to.
-
-    Attributes:
-        exit_code: of the command; None: it was ended at its limit.
-        headline: the first line of the outcome, or what the command said last.
-        named: (index, UUID) of the GPUs that verdicts name.
-        left_behind: processes.
-        wrong: what is not as expected.
-    """
-
-    name: str
-    exit_code: int | None
-    headline: str
-    named: list[tuple[int | None, str | None]]
-    seconds: float
-    left_behind: list[str]
-    wrong: list[str]
-
-
-def play(scenario: Scenario, libraries: Path, folder: Path) -> Row:
-    """Run one command on its machine to its end, or to its limit."""
+def play(scenario: Scenario, libraries: Path, folder: Path) -> dict[str, Any]:
+    """Run one command on its machine to its end, or to its limit. Returns what it came to."""
     site = folder / "site"
     shutil.copytree(ROOT / "acceptance", site / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
     command = [*DDPSCALE, *scenario.ddpscale] if scenario.ddpscale else list(scenario.command or ACCEPTANCE)
@@ -140,84 +118,55 @@ def play(scenario: Scenario, libraries: Path, folder: Path) -> Row:
         command = [str(ROOT / "benchmarks" / command[0]), *command[1:]]
     else:
         command = [sys.executable, *command, *scenario.options]
-    with PlayedCuda(
-        libraries, folder / "machine", scenario.played, **{"settings": GPU_BOUND} | scenario.machine
-    ) as machine:
-        began = time.monotonic()
+    given, began = {"settings": GPU_BOUND} | scenario.machine, time.monotonic()
+    with PlayedCuda(libraries, folder / "machine", scenario.played, **given) as machine:
+        environment = machine.environment(PYTHON=sys.executable, **scenario.environ)
         with (folder / "output.log").open("w") as output:
-            process = subprocess.Popen(
-                command, cwd=site, env=machine.environment(PYTHON=sys.executable, **scenario.environ),
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            exit_code = _ended(process, scenario.limit_s)
+            how: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen(command, cwd=site, env=environment, start_new_session=True, **how)
+            try:
+                exit_code = process.wait(scenario.limit_s)
+            except subprocess.TimeoutExpired:
+                exit_code = None
+            finally:
+                process.kill()
         seconds = time.monotonic() - began
-        left = _end_processes(str(folder))
-    return _row(scenario, exit_code, seconds, left, folder)
-
-
-def _ended(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    """Exit code; None at the limit, where it is asked to stop and then killed."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(limit_s)
-    process.send_signal(signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_S)
-    process.kill()
-    process.wait()
-    return None
-
-
-def _end_processes(folder: str) -> list[str]:
-    """Those of a machine that are still there a moment later: all of them have its library in their environment."""
-    deadline_s, there = time.monotonic() + SETTLING_S, list[psutil.Process]()
-    while time.monotonic() < deadline_s:
-        there = [one for one in psutil.process_iter(["cmdline"]) if _is_of(one, folder)]
-        if not there:
-            break
-        time.sleep(0.1)
-    for process in there:
-        process.kill()
-    return [f"{process.pid} {' '.join(process.info['cmdline'] or [])[:80]}" for process in there]
-
-
-def _is_of(process: psutil.Process, folder: str) -> bool:
-    try:
-        return folder in process.environ().get("LD_PRELOAD", "") and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):
-        return False
-
-
-def _row(scenario: Scenario, exit_code: int | None, seconds: float, left: list[str], folder: Path) -> Row:
+        deadline_s = time.monotonic() + SETTLING_S
+        while (left := list(left_behind(str(folder)))) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        for one in left:
+            psutil.Process(int(one.split()[0])).kill()
     lines = [line for line in (folder / "output.log").read_text(errors="replace").splitlines() if line.strip()]
     headline = next((line for line in lines if line.startswith(OUTCOMES)), (lines or [""])[-1])
-    named, lost = _named(folder / "site" / "run" / "verdicts.json"), scenario.machine.get("lost", ())
-    # A GPU that was lost before cannot tell its UUID.
-    right = {one: {(one, uuid_of(one)), *([(one, None)] if one in lost else [])} for one in scenario.named}
-    wrong = {f"GPU {one} is not named": not right[one] & {*named} for one in right}
-    wrong |= {f"GPU {one} is named": one not in right for one, _ in named if one is not None}
-    wrong |= {
+    named = _named(site / "run" / "verdicts.json")
+    wrong = _wrong(scenario, named) | {
         "exit code": exit_code not in scenario.exit_codes, "left behind": bool(left),
         f"does not say {scenario.says!r}": not re.search(scenario.says, "\n".join(lines)),
         "the run cannot be read": any(UNREADABLE in line for line in lines),
     }  # fmt: skip
-    return Row(
-        scenario.name, exit_code, headline, named, seconds, left, [what for what, is_so in wrong.items() if is_so]
-    )
+    said = ", ".join(f"{index} ({uuid[:12]}…)" if uuid else f"{index}" for index, uuid in named)
+    return {
+        "row": scenario.name, "exit code": "limit" if exit_code is None else exit_code, "seconds": f"{seconds:.0f}",
+        "named": said or "–", "left behind": ", ".join(left) or "nothing",
+        "as expected": ", ".join(what for what, is_so in wrong.items() if is_so) or YES, "first line": headline,
+    }  # fmt: skip
+
+
+def _wrong(scenario: Scenario, named: Sequence[tuple[int | None, str | None]]) -> dict[str, bool]:
+    # A GPU that was lost before cannot tell its UUID.
+    lost = scenario.machine.get("lost", ())
+    right = {one: {(one, uuid_of(one)), *([(one, None)] if one in lost else [])} for one in scenario.named}
+    wrong = {f"GPU {one} is not named": not right[one] & {*named} for one in right}
+    return wrong | {f"GPU {one} is named": one not in right for one, _ in named if one is not None}
 
 
 def _named(verdicts: Path) -> list[tuple[int | None, str | None]]:
+    """NVML's index and UUID of the GPUs that verdicts name."""
     if not verdicts.exists():
         return []
     found = json.loads(verdicts.read_text(encoding="utf-8"))["verdicts"]
     places = [one["places"][0] for verdict in found for one in verdict["culprits"]]
     return sorted({(place.get("index"), place.get("uuid")) for place in places if len(place) > 1})
-
-
-def _cells(one: Row) -> list[object]:
-    named = ", ".join(f"{index} ({uuid[:12]}…)" if uuid else f"{index}" for index, uuid in one.named)
-    code = "limit" if one.exit_code is None else one.exit_code
-    left = len(one.left_behind) or "nothing"
-    return [one.name, code, f"{one.seconds:.0f}", named or "–", left, ", ".join(one.wrong) or "yes", one.headline]
 
 
 def main() -> int:
@@ -230,18 +179,14 @@ def main() -> int:
         print(reason, file=sys.stderr)
         return 2
     rows = []
-    print(table(("row", "exit code", "seconds", "named", "left behind", "as expected", "first line"), ()))
     with tempfile.TemporaryDirectory(prefix="played-cuda-") as temporary:
         libraries = build(Path(temporary))
         for scenario in (one for one in SCENARIOS if arguments.match in one.name):
             folder = (arguments.keep or Path(temporary)).resolve() / scenario.name
             folder.mkdir(parents=True)
             rows.append(play(scenario, libraries, folder))
-            print(
-                row(*_cells(rows[-1])), *(f"left behind: {one}" for one in rows[-1].left_behind), sep="\n", flush=True
-            )
-    keep(arguments.json, "played_cuda", {"rows": [vars(one) for one in rows]})
-    return int(any(one.wrong for one in rows))
+            print(row(*rows[-1].values()) if rows[1:] else table(list(rows[0]), [list(rows[0].values())]), flush=True)
+    return int(any(one["as expected"] != YES for one in rows))
 
 
 if __name__ == "__main__":

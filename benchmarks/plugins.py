@@ -145,7 +145,7 @@ def remark(expected: Expected, found: Found) -> str:
 
 def main() -> int:
     """Run the script. Returns its exit code: 1 if anything is not as expected."""
-    parser = argument_parser(__doc__, with_json=False)
+    parser = argument_parser(__doc__)
     parser.add_argument("--environment", type=Path, metavar="DIR", help="keep it there, or use it; default: temporary")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some plugins")
     given = parser.parse_args()

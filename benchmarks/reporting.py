@@ -1,4 +1,4 @@
-"""What the scripts here share: command line, shares, tallies, tables in Markdown, strict JSON with ``--json FILE``."""
+"""What the scripts here share: command line, shares, tallies, tables in Markdown, strict JSON."""
 
 from __future__ import annotations
 
@@ -46,12 +46,9 @@ class Share:
         return f"{100 * self.value:.3g} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def argument_parser(description: str | None, *, with_json: bool = True) -> argparse.ArgumentParser:
-    """A parser that shows a script's docstring verbatim, with the option ``--json``."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if with_json:
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
-    return parser
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows a script's docstring verbatim."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def positive_int(text: str) -> int:

@@ -135,6 +135,7 @@ def played_node() -> Iterator[list[str]]:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argument_parser(__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--batch-size", type=positive_int, default=16)
     parser.add_argument("--image-size", type=positive_int, default=64)

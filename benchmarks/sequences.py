@@ -1,6 +1,6 @@
 """How often decisions on simulated series are wrong, and how wide intervals are: docs/evidence/verdicts.md.
 
-    python benchmarks/sequences.py --json sequences.json
+    python benchmarks/sequences.py
     python benchmarks/sequences.py --runs 200 --match 'ramp|machine'
 
 Each line of benchmarks/verdicts/sequences.txt is a scenario: fields of `Scenario`, and its name. A run is judged
@@ -17,12 +17,12 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reporting import Share, argument_parser, keep, positive_int, table
+from reporting import Share, argument_parser, positive_int, table
 
 from pytest_ddpscale.judge.stats import estimate, intervals, t_quantile
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
@@ -236,11 +236,6 @@ def main() -> int:
         for rounds, (median, most) in half.items()
     ]
     print("\n" + table(("rounds", "median, σ", "80 %, σ", *(f"median at {sd:.1%}" for sd in NOISES)), widest))
-    told = [
-        {"group": one.group, "name": one.name, "rules": {name: asdict(end) for name, end in by_rule.items()}}
-        for one, by_rule in found.items()
-    ]
-    keep(given.json, "sequences", {"scenarios": told, "half_widths": half})
     return int(any(by_rule["verdict"].wrong_interval[0] > one.promise for one, by_rule in found.items()))
 
 

@@ -24,7 +24,7 @@ from statistics import mean, median
 from typing import Any
 
 import yaml
-from reporting import argument_parser, keep, table
+from reporting import argument_parser, table
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
@@ -218,7 +218,6 @@ def main() -> int:
     kinds = Counter(kind for kind, _ in checks)
     print("arithmetic:", ", ".join(f"{kinds[kind]} {kind}s" for kind in ("margin", "ratio", "formula")))
     print(*problems, f"{len(problems)} problems", sep="\n")
-    keep(options.json, "sources", {"counts": counts, "arithmetic": kinds, "problems": problems})
     return min(len(problems), 1)
 
 

@@ -25,7 +25,7 @@ GAINING = "static_graph=True"
 
 def main() -> None:
     """Print a line for each deviation between launches."""
-    parser = argument_parser(__doc__, with_json=False)
+    parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=positive_int, default=100)
     seeds = range(parser.parse_args().runs)
     print(table(("launches differ by", "recommend nothing's gain", "after one launch", "find 5 %", "find 10 %"), ()))

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from oracle_runs import in_rounds
-from reporting import Share, argument_parser, keep, positive_int, row, table
+from reporting import Share, argument_parser, positive_int, row, table
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.judge.coverage import coverage_of
@@ -447,12 +447,6 @@ def main() -> int:
             first = next((other for other in before if other.scenario.sku == one.sku), Row(one, found))
             rows.append(Row(one, found, first.most_missed))
             print(row(*rows[-1].cells()), flush=True)
-    told = [
-        {"scenario": one.scenario.label, "missed": one.missed,
-         "shares": {name: (share.count, share.runs) for name, share in one.shares.items()}}
-        for one in rows
-    ]  # fmt: skip
-    keep(given.json, "verdicts", {"seed": given.seed, "rows": told})
     return int(any(one.missed for one in rows))
 
 

@@ -46,26 +46,13 @@ def test_it_reports_a_tampered_expectation_and_nothing_else(tmp_path: Path) -> N
         ),
     ],
 )
-def test_a_difference_is_a_line(after: dict[str, dict[str, object]], lines: list[str], tmp_path: Path) -> None:
-    oracle = benchmark("oracle")
-    retired = oracle.Retired(tmp_path / "retired.txt")
-    assert oracle.fact_differences(BEFORE, BEFORE | {"run-a": after}, retired) == lines
+def test_a_difference_is_a_line(after: dict[str, dict[str, object]], lines: list[str]) -> None:
+    assert benchmark("oracle").fact_differences(BEFORE, BEFORE | {"run-a": after}) == lines
 
 
-def test_a_run_without_stored_facts_is_no_heap_of_differences(tmp_path: Path) -> None:
-    oracle = benchmark("oracle")
-    (line,) = oracle.fact_differences({}, BEFORE, oracle.Retired(tmp_path / "retired.txt"))[1:]
+def test_a_run_without_stored_facts_is_no_heap_of_differences() -> None:
+    (line,) = benchmark("oracle").fact_differences({}, BEFORE)[1:]
     assert line == "run-b: no facts are stored; --store --only run-b stores them"
-
-
-def test_what_is_retired_is_skipped_and_counted(tmp_path: Path) -> None:
-    oracle = benchmark("oracle")
-    file = tmp_path / "retired.txt"
-    file.write_text(f"# why\nrun-? {ID} flags *  0123abc  no flags\n* history  4567def  no history\n", encoding="utf-8")
-    retired = oracle.Retired(file)
-    after = BEFORE | {"run-a": {ID: {"outcome": "passed", "value": 1.0}}}
-    assert oracle.fact_differences(BEFORE, after, retired) == []
-    assert retired == {f"run-? {ID} flags *": 1, "* history": 0}
 
 
 def test_what_is_stored_is_a_line_a_fact_and_goes_with_its_run(tmp_path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -90,13 +89,13 @@ def checked_ours(folder: Path, *, copies: bool = True) -> tuple[int, list[str], 
     return checked(*told, *(("--copies", folder / "copies") if copies else ()))
 
 
-def test_the_packaged_file_agrees_with_its_arithmetic_and_pages(tmp_path: Path) -> None:
-    code, told, problems = checked("--json", tmp_path / "result.json")
+def test_the_packaged_file_agrees_with_its_arithmetic_and_pages() -> None:
+    code, told, problems = checked()
     assert (code, problems) == (0, [])
     assert told[-2] == "not read, for lack of --copies"
-    result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
-    assert result["counts"]["here"]["compared"] >= 20
-    assert min(result["arithmetic"][kind] for kind in ("margin", "ratio", "formula")) >= 30
+    (here,) = (line.split(" | ") for line in told if line.startswith("| here |"))
+    assert int(here[1]) >= 20
+    assert min(int(count) for count in re.findall(r"\d+", told[-1])) >= 30
 
 
 @pytest.mark.parametrize(

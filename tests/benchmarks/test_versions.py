@@ -1,8 +1,9 @@
-"""Versions: the lowest that pyproject.toml allows are installed and used for real; the table says what failed."""
+"""Versions: the lowest that pyproject.toml allows are used for real; what fails, and what cannot be tried, is told."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,50 +11,75 @@ import pytest
 from tests.benchmarks.scripts import benchmark
 from tests.slurm_lab.fixtures import skip_or_fail
 
-pythons, versions = benchmark("pythons"), benchmark("versions")
+versions = benchmark("versions")
+FOUND = " | ".join(["3.10.13", *(f"1.{number}" for number, _ in enumerate(versions.PACKAGES))])
+# What an environment of stand-ins says to a step.
+PYTHON = {
+    "-c *metadata*": f"echo '{FOUND}'",
+    "-m pytest*": "echo 'ACCEPTED: 3 of 3 requirements passed'",
+}
+OFFLINE = "echo 'cause: Failed to fetch: http://127.0.0.1:9/simple/pytest/'; exit 2"
 
 
 @pytest.mark.lab
 def test_the_lowest_versions_measure_and_judge_like_all_others(tmp_path: Path) -> None:
     try:
         steps = versions.steps_with(versions.build(tmp_path))
-    except pythons.StepFailed as error:
-        if not error.is_offline:
+    except versions.StepFailed as error:
+        if not error.excuse:
             raise
         skip_or_fail(f"there is no package index: {error}")
     with tempfile.TemporaryDirectory() as name:  # some 6 GB, which tmp_path would keep for three sessions
-        folder = Path(name) / pythons.LOWEST
+        folder = Path(name) / versions.LOWEST
         folder.mkdir()
-        installed, *ended = pythons.try_steps(pythons.python_of(pythons.LOWEST), steps, folder).values()
+        installed, *ended = versions.try_steps(steps, folder).values()
     assert ended == ["yes"] * 3, installed
     assert installed.split(" | ")[1] == "2.9.0"
 
 
-def test_each_step_is_tried_and_one_that_fails_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    versions_found = " | ".join(["3.10.13", *(f"1.{number}" for number, _ in enumerate(versions.PACKAGES))])
-    scripts = {
-        "python": (
-            f"""case "$1 $2" in "-c "*) echo '{versions_found}' ;;"""
-            """ "-m pytest") echo "ACCEPTED: 2 of 3 requirements passed" ;; esac"""
+def script(path: Path, answers: Mapping[str, str]) -> None:
+    cases = "\n".join(f"{pattern.replace(' ', chr(92) + ' ')}) {does};;" for pattern, does in answers.items())
+    path.write_text(f'#!/bin/sh\ncase "$*" in\n{cases}\nesac\n', encoding="utf-8")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("asked", "uv", "python", "code", "row", "says"),
+    [
+        (["3.10"], {}, {}, 0, f"| 3.10 | {FOUND} | yes | yes |", ""),
+        (["--whole", "lowest"], {}, {}, 0, f"| lowest | {FOUND} | yes | yes | yes |", ""),
+        (
+            ["--whole", "3.10"], {}, {"-m pytest*": "echo ACCEPTED: 2 of 3 requirements passed"}, 1,
+            f"| 3.10 | {FOUND} | yes | yes | FAILED |", "3.10: main job: FAILED\nACCEPTED: 2 of 3 requirements passed",
         ),
-        "ddpscale": 'echo "Inference: 55 img/s per rank"',
+        (
+            ["3.10"], {}, {"-c *walk_packages*": "echo TypeError: Multiple inheritance; exit 1"}, 1,
+            f"| 3.10 | {FOUND} | FAILED | yes |", "TypeError: Multiple inheritance\nexit code 1, expected 0\n",
+        ),
+        (
+            ["3.10"], {}, {"*oracle.py*": "echo 'outcome: failed → passed'; exit 1"}, 1,
+            f"| 3.10 | {FOUND} | yes | FAILED |", "outcome: failed → passed",
+        ),
+        (["3.12"], {}, {}, 0, "| 3.12 | no such Python on PATH or among pyenv's versions | – | – |", "3.12: Python"),
+        (["3.10"], {"*pip*": OFFLINE}, {}, 0, "| 3.10 | not tried, without a package index | – | – |", "Failed to"),
+    ],
+)  # fmt: skip
+def test_each_step_is_tried_and_one_that_fails_is_told(
+    asked: list[str], uv: dict[str, str], python: dict[str, str], code: int, row: str, says: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    made, bin_of_uv = tmp_path / "made", tmp_path / "uv"
+    made.mkdir()
+    script(made / "python", python | {**PYTHON, **python})
+    script(made / "ddpscale", {"*": "echo 'Inference: 55 img/s per rank'"})
+    makes = {
+        "*venv*3.10*": f"mkdir environment; cp -r {made} environment/bin",
+        "*venv*": "echo No interpreter found; exit 2",
     }
-
-    def install(_: object, folder: Path, *__: object) -> Path:
-        made = folder / "environment" / "bin"
-        made.mkdir(parents=True)
-        for name, script in scripts.items():
-            (made / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-            (made / name).chmod(0o755)
-        return made / "python"
-
+    script(bin_of_uv, uv | makes)
+    monkeypatch.setattr(versions.sys, "executable", str(bin_of_uv))
     monkeypatch.setattr(versions, "build", lambda folder: folder / "any.whl")
-    monkeypatch.setattr(pythons, "interpreter", lambda version: Path("python3") if version == "3.10" else None)
-    monkeypatch.setattr(versions, "install", install)
-    assert versions.main(["3.10", "3.12"]) == 1
+    assert versions.main(asked) == code
     said = capsys.readouterr().out
-    assert f"| 3.10 | {versions_found} | yes | yes | FAILED | 0 |\n" in said
-    assert "3.10: main job: FAILED\nACCEPTED: 2 of 3 requirements passed" in said
-    assert "3.12: no such Python" in said
+    assert row in said
+    assert says in said

@@ -48,6 +48,12 @@ def run(seed: int, *faults: str, gpus: int = 8, rounds: int = 16) -> PastRun:
     return PastRun(f"run-{seed}", about(cluster.sku), evidence, digest, hosts, {}, judgement)
 
 
+def of_another_baseline(base: PastRun) -> PastRun:
+    """The same run, whose single GPUs were trained without DDP."""
+    verdicts = tuple(replace(one, one_gpu="alone" if one.one_gpu else None) for one in base.judgement.verdicts)
+    return replace(base, judgement=replace(base.judgement, verdicts=verdicts))
+
+
 def other(base: PastRun, sku: str = "", **changes: Any) -> PastRun:
     """The same run of another workload, or SKU."""
     plan = base.evidence.plan
@@ -74,6 +80,7 @@ def test_runs_are_compared_by_the_values_of_their_verdicts() -> None:
         "two nodes with a slow rank each": (two_nodes, run(2, "slow-gpu:11:1.1", gpus=16)),
         "a node of two": (run(1, gpus=16), run(2)),
         "four GPUs": (sound, run(2, gpus=4)),
+        "another baseline of one GPU": (sound, of_another_baseline(run(2))),
         "another SKU, compiled": (sound, other(run(2), "v100", compile=True)),
     }
     said = [line for name, of in pairs.items() for line in told(name, *of)]

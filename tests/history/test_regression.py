@@ -28,7 +28,7 @@ from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import RankTransport
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict, read_judgement
+from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, RunOutcome, Verdict, read_judgement
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from tests.approved import assert_approved
@@ -233,3 +233,16 @@ def test_an_interval_holds_where_launches_stray_as_they_did_before(tmp_path: Pat
         low, high = widened(evidence, WIDE, earlier, value=this, interval=(this, this)).interval or (0.0, 0.0)
         held += low <= 100.0 <= high
     assert held >= 0.93 * 400
+
+
+def test_a_gpu_of_a_rejected_run_is_not_expected_later(tmp_path: Path) -> None:
+    history = tmp_path / "history.sqlite"
+    nights: Sequence[tuple[RunOutcome, str]] = [("partial", "GPU-n1-1"), ("rejected", "GPU-lent")]
+    for number, (outcome, gpu) in enumerate(nights):
+        run = judged_run(tmp_path / str(number), number, {"n1": HEALTHY}, outcome=outcome)
+        text = run.measurements_jsonl.read_text(encoding="utf-8").replace("GPU-n1-1", gpu)
+        run.measurements_jsonl.write_text(text, encoding="utf-8")
+        conclude(run, outcome, at(number))
+        add(history, run, read_evidence(run))
+    baseline = read_baseline(history, SKU, {"n1": {}}, at(9))
+    assert {gpu for _, gpus in baseline.gpus for gpu in gpus} == {"GPU-n1-0", "GPU-n1-1"}

@@ -83,7 +83,7 @@ class PlayedSession:
             terminal, _ = self.process.communicate(timeout=LIMIT_S)
         finally:
             self.process.kill()
-        return EndedSession(self.site, self.process.returncode, terminal, list(_left_behind(str(self.site))))
+        return EndedSession(self.site, self.process.returncode, terminal, list(left_behind(str(self.site))))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Whole lines of a file of the run, so far."""
@@ -213,7 +213,7 @@ def has_begun(session: PlayedSession) -> bool:
     return any(one["kind"] == "study_start" for one in session.lines("measurements.jsonl"))
 
 
-def _left_behind(site: str) -> Iterator[str]:
+def left_behind(site: str) -> Iterator[str]:
     """Processes that were started for a site: all have a path in it among their arguments or in their environment."""
     for process in psutil.process_iter():
         try:

@@ -1,11 +1,6 @@
-"""What happens to a gang in which a rank breaks, by real faults on this CPU: docs/suites.md.
+"""Real faults of a rank on this CPU, and what they do to its gang: two gloo ranks train until one breaks.
 
-    python benchmarks/faults.py --json faults.json
-
-Two gloo ranks train in a weak-scaling study until one of them is killed, stopped, stuck, out of memory, exits early or
-raises; each fault has its own study, and so its own gang. A fault is handled correctly if its study's error names the
-rank, the position and the cause, its end is recorded within a minute, no process is left by then, and earlier
-measurements are kept. Out of memory needs root and the memory controller of cgroup v1.
+Each fault has its own study, and so its own gang. Out of memory needs root and the memory controller of cgroup v1.
 """
 
 from __future__ import annotations
@@ -13,18 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
-from reporting import argument_parser, keep, table
 
 from pytest_ddpscale.families.image import ImageFamily
-from pytest_ddpscale.launch.environment import launch_here
 from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.supervisor import Supervisor
@@ -144,13 +135,16 @@ class Watch:
         """Rounds with a measurement."""
         return {one.round for one in self.run.read_records() if isinstance(one, Block) and one.study == study}
 
-    def is_right(self, name: str) -> bool:
-        """Whether a fault became the error that it should."""
-        study = f"weak/{name}"
-        end = self.ends[study]
-        said = FAULTS[name].message(study).match(say(end.message)) is not None
-        clean = self.seconds(study) < DEADLINE_S and self.survivors[study] == []
-        return end.reason == "error" and said and clean and {0, 1} <= self.rounds(study)
+    def wrong(self, name: str) -> Iterator[str]:
+        """What a fault did not come to: the error of its study in time, no process left, earlier rounds kept."""
+        study, end = f"weak/{name}", self.ends[f"weak/{name}"]
+        if end.reason != "error" or not FAULTS[name].message(study).match(say(end.message)):
+            yield f"{end.reason}: {say(end.message)}"
+        if (seconds := self.seconds(study)) > DEADLINE_S:
+            yield f"its end was recorded after {seconds:.0f} s"
+        yield from self.survivors[study]
+        if not {0, 1} <= self.rounds(study):
+            yield "earlier measurements are gone"
 
 
 def _processes_with(log: Path) -> Iterator[str]:
@@ -177,8 +171,7 @@ def weak(name: str, model: str = WORKLOAD.family.model, rounds: int = 10_000) ->
 
 
 def measure(
-    folder: Path, names: Sequence[str], before: Sequence[Study] = (), after: Sequence[Study] = (),
-    launch: Launch | None = None,
+    folder: Path, launch: Launch, names: Sequence[str], before: Sequence[Study] = (), after: Sequence[Study] = ()
 ) -> Watch:  # fmt: skip
     """One run whose studies each meet a fault, in a gang of its own each.
 
@@ -193,7 +186,6 @@ def measure(
     plan = Plan("cpu", "cpu", (*before, *map(weak, names), *after))
     run.write_json(run.plan_json, plan)
     watch = Watch(run)
-    launch = launch or launch_here("cpu")
     faults = {f"weak/{name}": (FAULTS[name].kind, FAULTS[name].rank, FAULTS[name].arm) for name in names}
     path = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
     told = {"FAULTS": json.dumps(faults), "FAULTS_LOG": str(folder / "faults.jsonl"), "PYTHONPATH": path}
@@ -202,20 +194,3 @@ def measure(
     for group in CGROUP.glob("ddpscale-test-*"):
         group.rmdir()
     return watch
-
-
-def main() -> int:
-    """Run the script. Returns its exit code: 1 if a fault did not become what it should."""
-    given = argument_parser(__doc__).parse_args()
-    names = [name for name in FAULTS if name != "out-of-memory" or CAN_LIMIT_MEMORY]
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        watch = measure(Path(folder), names)
-        said = {name: say(watch.ends[f"weak/{name}"].message).partition("\n")[0] for name in names}
-        rows = [(name, round(watch.seconds(f"weak/{name}"), 1), watch.is_right(name), said[name]) for name in names]
-    print(table(("fault", "seconds", "right", "what is said"), rows))
-    keep(given.json, "faults", {"faults": rows})
-    return int(not all(is_right for _, _, is_right, _ in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
