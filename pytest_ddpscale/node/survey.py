@@ -89,7 +89,7 @@ def survey(host: str, *, gpus: bool) -> Iterator[Survey]:
         free_bytes=free,
         infiniband=ports,
         addresses=addresses,
-        topology=_TERMINAL_CODES.sub("", topology).strip(),
+        topology=_TERMINAL_CODES.sub("", topology).strip("\n"),
     )
     yield found
     _about_to("import torch")

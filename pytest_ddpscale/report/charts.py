@@ -32,12 +32,12 @@ _MARKERS, _HATCHES, _NOTHING = "os^Dvp", ("", "//", "\\\\", "xx", "--", ".."), "
 _WIDE, _NARROW = 9.6, 5.2
 _LINE = 0.18  # height of a line of text
 _MOST_TICKS, _MOST_COLUMNS = 8, 4
-_WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
+_WIDEST = 2.0  # intervals are drawn up to this factor from the value, with a mark: a wide one would squeeze all curves
 MOST_ROWS = 64
 Cells: TypeAlias = Mapping[tuple[str, str], float]  # of a matrix, each by a name of its row and one of its column
 _MOST_TALL, _MOST_WITH_NUMBERS, _MOST_ACROSS, _LONGEST_NAME = 24, 16, 50, 18
 _MOST_OF_A_CURVE, _MOST_LISTED, _MOST_SAID = 20, 50, 8
-_VALUE, _INTERVAL, _MISSED = "value", "confidence interval", "misses its bound"
+_VALUE, _INTERVAL, _GOES_ON, _MISSED = "value", "confidence interval", "interval goes on", "misses its bound"
 _UNDATED = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
@@ -179,8 +179,11 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
     for point in curve.points:
         low, high = point.interval or (math.nan, math.nan)
         if low < high:
-            ends = max(low, point.value / _WIDEST), min(high, point.value * _WIDEST)
-            plot.vlines(point.x, *ends, colors=colour, linewidths=1, label=_INTERVAL)
+            least, most = sorted((point.value / _WIDEST, point.value * _WIDEST))
+            plot.vlines(point.x, max(low, least), min(high, most), colors=colour, linewidths=1, label=_INTERVAL)
+            for marker, end, goes_on in (("v", least, low < least), ("^", most, high > most)):
+                if goes_on:
+                    plot.plot(point.x, end, marker, color=colour, markersize=5, label=_GOES_ON)
         if point.is_failed:
             plot.plot(point.x, point.value, "X", color=BAD, markersize=8, markeredgecolor=PAPER, zorder=4,
                       label=_MISSED)  # fmt: skip

@@ -77,7 +77,7 @@ def test_a_node_with_eight_gpus(node: PlayedMachine, monkeypatch: pytest.MonkeyP
     assert (found.torch_problem, found.arch_list) == ("", ("sm_80", "sm_90", "compute_120"))
     assert (found.torch_gpus, found.cuda_problem) == (8, "")
     assert found.cores == len(os.sched_getaffinity(0))
-    assert found.topology == TOPOLOGY.strip()
+    assert found.topology == TOPOLOGY.strip("\n")
     assert found.addresses == outward_addresses(most=None)
     assert set(found.free_bytes) == {"shared_memory", "temporary"}
 

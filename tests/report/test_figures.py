@@ -175,6 +175,27 @@ def test_an_endless_interval_and_an_undefined_one_stay_inside(interval: tuple[fl
     assert axes_of(found["weak-efficiency"])[0].get_ylim()[1] < 3
 
 
+@pytest.mark.parametrize(
+    ("value", "interval", "drawn_ends", "goes_on"),
+    [
+        (10.0, (9.0, 11.0), (9.0, 11.0), []),
+        (10.0, (-40.0, 11.0), (5.0, 11.0), ["v"]),
+        (10.0, (9.0, math.inf), (9.0, 20.0), ["^"]),
+        (-10.0, (-90.0, 90.0), (-20.0, -5.0), ["v", "^"]),
+    ],
+)  # fmt: skip
+def test_an_interval_that_is_cut_shows_where_it_goes_on(
+    value: float, interval: tuple[float, float], drawn_ends: tuple[float, float], goes_on: list[str]
+) -> None:
+    picture = curves(ABOUT, LOG, {"": [Curve("one", [Point(1, value, interval), Point(2, value)])]})
+    assert picture is not None
+    (plot,) = axes_of(picture)
+    (segment,) = plot.collections[0].get_segments()
+    assert [end for _, end in segment] == [*drawn_ends]
+    assert [line.get_marker() for line in plot.lines if line.get_marker() in ("v", "^")] == goes_on
+    assert ("interval goes on" in texts(picture)) is bool(goes_on)
+
+
 def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
     assert drawn(evidence_of_plan(PLAN, []), JUDGEMENT) == {}
     write_pngs([], tmp_path / "plots")

@@ -14,6 +14,7 @@ from pytest_ddpscale.cli import main
 from pytest_ddpscale.errors import BadInput, RunDirectoryError
 from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session.evidence import find_source
 from pytest_ddpscale.session.open import Site
 from pytest_ddpscale.session.session import AcceptanceSession
@@ -24,8 +25,9 @@ from tests.builders.clusters import thresholds
 from tests.builders.measurements import measurements_in
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
-ONE_GPU, TWO_GPUS = (
-    json.loads((PUBLISHED / f"{number}gpu_weak_resnet152_fp16_132-145-197-242.json").read_text()) for number in (1, 2)
+ONE_GPU, TWO_GPUS, EIGHT_GPUS = (
+    json.loads((PUBLISHED / f"{number}gpu_weak_resnet152_fp16_132-145-197-242.json").read_text())
+    for number in (1, 2, 8)
 )
 SKUS = {name: thresholds().thresholds.skus[name] for name in ("cpu", "v100-sxm2-16gb", "a100-sxm4-80gb")}
 A100, V100, UNKNOWN = "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-16GB", "NVIDIA Graphics Device"
@@ -45,6 +47,13 @@ def told(run: RunDirectory) -> str:
     record = json.loads(run.run_json.read_text()) | {"started_at": ""}
     plan, lines = run.plan_json.read_text().replace(',{"scaling"', ',\n{"scaling"'), run.measurements_jsonl.read_text()
     return "\n".join([json.dumps(record, indent=1), plan, lines])
+
+
+def judged(run: RunDirectory) -> Judgement:
+    """By all requirements of its SKU."""
+    session = AcceptanceSession(find_source(Site(settings_from({"ddp_judge": str(run.path)}, {}, {}), Path(), Path())))
+    session.source.select(session.source.cases)
+    return session.conclude(interrupted=False, spoiled=())
 
 
 def test_every_rank_of_every_file_becomes_one_measurement_with_what_it_saw(tmp_path: Path) -> None:
@@ -116,10 +125,7 @@ def test_the_table_of_an_import_has_what_was_published_and_what_follows_from_it(
     run = RunDirectory(tmp_path / "run")
     assert main(["import", "paik", str(PUBLISHED), "--out", str(run.path)]) == 0
     assert_approved("import-paik-table.txt", capsys.readouterr().out.replace(str(tmp_path), ""))
-    site = Site(settings_from({"ddp_judge": str(run.path)}, {}, {}), Path(), Path())
-    session = AcceptanceSession(find_source(site))
-    session.source.select(session.source.cases)
-    judgement = session.conclude(interrupted=False, spoiled=())
+    judgement = judged(run)
     assert headline(judgement, run.read_run()) == (
         "INCOMPLETE: imported 1190 img/s per GPU, 97.4 % at 8 GPUs, 2.36× v100-sxm2-16gb (resnet152-fp16; 38 of 43 "
         "requirements with a value passed); not tested: node checks, links and probes of GPUs, other training, earlier "
@@ -135,3 +141,25 @@ def test_the_table_of_an_import_has_what_was_published_and_what_follows_from_it(
     assert found["model_flops_utilization[resnet152-fp16-8gpu]"][0] == pytest.approx(
         1159.16 * 69.084e9 / 312e12, rel=1e-4
     )
+
+
+def test_the_error_of_a_p95_is_that_of_the_rank_whose_steps_vary_most(tmp_path: Path) -> None:
+    """Which need not be the slowest one: another rank's slow steps are in its 95th percentile, not in its mean."""
+    *others, last = EIGHT_GPUS["per_rank"]
+    varied = last | {"stdev_step_sec": 10 * last["stdev_step_sec"], "p95_step_sec": 0.4861}
+    run = imported(tmp_path, EIGHT_GPUS | {"per_rank": [*others, varied]}, ONE_GPU)
+    found = {one.id: (one.value, one.interval) for one in judged(run).verdicts}
+    value, interval = found["step_time_p95[resnet152-fp16-8gpu]"]
+    assert value == pytest.approx(486.1)
+    assert interval == pytest.approx((482.7, 489.5), abs=0.1), "486.1 · (1 ± 1.96 · 2.11 · 6.1 % ÷ √1351)"
+
+
+@pytest.mark.parametrize(("precision", "has_mfu"), [("bf16", True), ("fp32", False)])
+def test_fp32_has_no_mfu_because_it_may_have_run_in_tf32(
+    precision: str, has_mfu: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(ONE_GPU | {"precision": precision}))
+    assert main(["import", "paik", str(tmp_path), "--out", str(tmp_path / "run")]) == 0
+    table = capsys.readouterr().out
+    assert "TFLOPS" in table
+    assert ("MFU" in table) is has_mfu
