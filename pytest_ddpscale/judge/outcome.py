@@ -232,7 +232,7 @@ def remark_on_unseen_loss(
         selected: those that the run judges.
 
     Returns:
-        None if a published bound that rejects, packaged or the site's own, sees a common loss of `LARGEST_UNREMARKED`
+        None if a published bound that rejects, packaged or the site's own, sees a common loss below `LARGEST_UNREMARKED`
         of the speed, and for a run that judges no training, or only that ranks are alike, as a nightly check does.
     """
     asked = [case.requirement.definition for case in training_cases(selected)]
@@ -248,7 +248,7 @@ def remark_on_unseen_loss(
         and not case.missing
     ]
     faults = [(one.smallest_fault, one) for one in speeds if one.smallest_fault is not None]
-    if any(round(fault, 6) <= LARGEST_UNREMARKED for fault, one in faults if not one.provisional):
+    if any(round(fault, 6) < LARGEST_UNREMARKED for fault, one in faults if not one.provisional):
         return None
     smallest = min((fault for fault, _ in faults), default=None)
     return because("unseen-loss", smallest, bool(speeds))
