@@ -66,7 +66,7 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
         raise OptionError("--least", f"found {arguments.least}", f"at most {arguments.most}, as --most says")
     here = {"gpu_sku": arguments.gpu_sku, "thresholds": arguments.thresholds, "ddp_gpus_per_node": arguments.ranks}
     nodes = nodes_of(argparse.Namespace(ddp_launcher="torchrun", **here))
-    at_most("--ranks", arguments.ranks, nodes.ranks_per_node)
+    at_most("--ranks", arguments.ranks or 1, nodes.ranks_per_node)
     thresholds, sku, found = nodes.subject.thresholds, nodes.subject.sku, list[dict[str, Any]]()
     workloads = workloads_of(arguments, thresholds.thresholds.skus[sku], nodes.subject.device_type)
     if new is not None:
@@ -111,7 +111,7 @@ def _search(
     Raises:
         GangError: something other than memory ended a trial.
     """
-    empty, family, tried = nodes.empty_plan, workload.family, list[BatchTrial]()
+    empty, family, tried = nodes.plan(), workload.family, list[BatchTrial]()
     questions = questions_of(nodes.subject.thresholds, empty.sku, workload, nodes.world_size)
     limit, memory = trials.memory_limit() if nodes.is_cpu else (None, "of each GPU")
     [study] = trial_plan(empty, questions, arguments.least, arguments.steps).studies

@@ -101,7 +101,7 @@ class Collectives(Suite):
         """One study of all probes, small messages first: every probe once per round, then up to as many rounds again
         for those with undecided requirements. Raises OptionError.
         """
-        plan, subject, settings = nodes.empty_plan, nodes.subject, nodes.settings
+        plan, subject, settings = nodes.plan(), nodes.subject, nodes.settings
         layout, kinds, sizes = plan.layout, arguments.operations or COLLECTIVES, arguments.sizes
         if layout.world_size < 2:
             raise OptionError("--ddp-gpus-per-node", "found one rank", "at least 2: a collective needs others")

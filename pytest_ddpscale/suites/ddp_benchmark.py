@@ -40,7 +40,7 @@ from pytest_ddpscale.run.strict_json import Positive, parse_strict_json
 from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.comparing import SuiteDiff, diff_of
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, above_zero, image_model, several
+from pytest_ddpscale.suites.options import MOST_BATCH, above_zero, image_model, several
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell_with_ends
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Block, Line, Listing, Section
@@ -253,7 +253,7 @@ class PytorchDdp(Suite):
         models = "resnet50,resnet101,resnext50_32x4d,resnext101_32x8d"
         add("--models", "M1,M2", several(image_model), "torchvision models", models)
         add("--batch", "N", whole(MOST_BATCH), "images per GPU", 32)
-        add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
+        add("--image-size", "PIXELS", whole(10**4), "", 224)
         told = "bucket_cap_mb to compare with 25 MiB at every size, such as 1,5,10,50,100"
         add("--bucket-sizes", "MB,MB", several(_variant), told)
 

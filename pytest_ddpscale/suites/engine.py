@@ -16,7 +16,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, ClassVar
@@ -94,11 +93,6 @@ class SuiteNodes:
         return self.ranks_per_node * self.machine.cluster.nodes
 
     @property
-    def empty_plan(self) -> Plan:
-        """A plan without studies, on all nodes."""
-        return self.plan()
-
-    @property
     def pace(self) -> Pace:
         """How long and how often arms are timed; by default the fewest rounds that give an interval."""
         default, settings = PACES[self.subject.device_type], self.settings
@@ -116,11 +110,12 @@ class SuiteNodes:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was measured so far; `confidence` is that of each interval, 0 … 1."""
+class MeasuredSuite:
+    """Results of a suite's run, with its run.json; `confidence` is that of each interval, 0 … 1."""
 
     evidence: Evidence
     confidence: float
+    record: RunRecord
 
     @property
     def plan(self) -> Plan:
@@ -140,14 +135,13 @@ class Measured:
             [one.samples_per_s_per_gpu for one in Arms([self.complete(study, arm) for arm in arms], 1).paired.arms]
         )
 
-    def throughput(self, study: Study, arm: Arm, baseline: Arm | None = None) -> Found | None:
+    def throughput(self, study: Study, arm: Arm, *baseline: Arm) -> Found | None:
         """Samples per second and GPU of an arm, at the slowest rank's pace, or over those of another in the same
         rounds.
 
         With an interval, valid for all rounds together, from eight rounds on; None without a round.
         """
-        measured, *compared = self.paces(study, arm, *([] if baseline is None else [baseline]))
-        return self.estimated(measured / compared[0] if compared else measured)
+        return self.estimated(np.divide.reduce(self.paces(study, arm, *baseline)))
 
     def value(self, metric: Metric, study: Study, world_size: int) -> Found | None:
         """A metric of a study's workload; None without a round that all nodes have."""
@@ -156,13 +150,6 @@ class Measured:
     def estimated(self, values: FloatArray, scale: Scale = "factors") -> Found | None:
         """Value and interval of rounds; None without a round."""
         return estimate_of(values, scale, self.confidence) if len(values) else None
-
-
-@dataclass(frozen=True)
-class MeasuredSuite(Measured):
-    """Results of a suite's run, with its run.json."""
-
-    record: RunRecord
 
     @property
     def versions(self) -> dict[str, str]:
@@ -208,7 +195,9 @@ class Suite(ABC):
             if option.metavar is not None:
                 more = {"action": "append" if option.repeats else "store", "metavar": option.metavar}
             common.add_argument(option.flag, dest=option.name, help=option.help, **more)
-        parser.set_defaults(run=partial(run_suite, self))
+        parser.set_defaults(
+            run=lambda arguments: SuiteSource(self, nodes_of(arguments), arguments).measure_and_report()
+        )
 
     @abstractmethod
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
@@ -308,11 +297,6 @@ class SuiteSource(EvidenceSource):
         return Progress(plan, show, samples_per_s=self.expected_samples_per_s)
 
 
-def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
-    """Plan, measure and report. Returns the exit code. Raises BadInput, OSError."""
-    return SuiteSource(suite, nodes_of(arguments), arguments).measure_and_report()
-
-
 def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
     """The nodes to measure, from options. Raises BadInput."""
     refuse_unread_variables(os.environ)
@@ -333,11 +317,10 @@ def suite_told(run: RunDirectory) -> tuple[Suite, MeasuredSuite]:
 
 def report_suite(run: RunDirectory) -> int:
     """Make a suite's reports from its run directory. Returns the exit code. Raises BadInput, OSError."""
-    suite, measured = suite_told(run)
-    return tell(suite, run, measured)
+    return tell(run, *suite_told(run))
 
 
-def tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
+def tell(run: RunDirectory, suite: Suite, measured: MeasuredSuite) -> int:
     """Print the results and write all of their files. Returns the exit code. Raises OSError."""
     found, confidence = suite.results(measured), measured.confidence
     if measured.plan.device_type == "cpu":

@@ -19,10 +19,9 @@ from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.options import (
     MOST_BATCH,
-    MOST_PIXELS,
     MOST_RANKS,
-    PRECISIONS,
     add_feature_weights,
+    add_images,
     at_most,
     counts,
     image_model,
@@ -73,15 +72,14 @@ class Factors(Suite):
         add("--hidden-sizes", "H,H", number,
             f"width of the classifier's two hidden layers, {told}", "4096,2048,1024")  # fmt: skip
         add("--world-sizes", "K,K", counts(MOST_RANKS), "the largest is the centre; default: each up to 4")
-        add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
         add_feature_weights(parser)
-        parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="by autocast; default: %(default)s")
+        add_images(parser)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each workload, the centre first; the centre has arms for each world size."""
         most = nodes.world_size
-        at_most("--world-sizes", arguments.world_sizes, most)
         sizes = arguments.world_sizes or range(1, min(MOST_RANKS_BY_DEFAULT, most) + 1)
+        at_most("--world-sizes", max(sizes), most)
         workloads = dict.fromkeys(
             image_workload(
                 arguments, nodes, batch, model=model, num_classes=10, **frozen,

@@ -54,8 +54,8 @@ class InputPipeline(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan one study with synthetic data and each setting of the loader."""
-        data, classes = folder_data(arguments, nodes)
-        workload = image_workload(arguments, nodes, arguments.batch, num_classes=max(classes, 1000))
+        data, num_classes = folder_data(arguments, nodes)
+        workload = image_workload(arguments, nodes, arguments.batch, num_classes=num_classes)
         variants = [Variant(data="synthetic")]
         variants += [
             Variant(workers=one, prefetch=ahead or None, pin_memory=None if is_pinned else False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from operator import ne
@@ -24,7 +24,7 @@ from pytest_ddpscale.util.command_parser import adder
 if TYPE_CHECKING:
     from pytest_ddpscale.suites.engine import SuiteNodes
 
-MOST_PIXELS, MOST_BATCH, MOST_RANKS = 10**4, 10**6, 10**6
+MOST_BATCH, MOST_RANKS = 10**6, 10**6
 # On their features there is one linear layer, like their original head.
 LINEAR = ("squeezenet1_0", "squeezenet1_1", "resnet18")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
@@ -67,10 +67,16 @@ def image_model(text: str) -> str:
 
 def add_image_model(parser: argparse.ArgumentParser) -> None:
     """Add options for a model, its images and its precision."""
-    add = adder(parser)
-    add("--model", "MODEL", image_model, "torchvision model", "resnet50")
-    add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
-    parser.add_argument("--precision", choices=PRECISIONS, help="by autocast; default: fp16, on a CPU fp32")
+    adder(parser)("--model", "MODEL", image_model, "torchvision model", "resnet50")
+    add_images(parser, 224, None, "fp16, on a CPU fp32")
+
+
+def add_images(
+    parser: argparse.ArgumentParser, pixels: int | None = 224, precision: str | None = "fp32", usual: str = "fp32"
+) -> None:
+    """Add options for images and precision with these defaults; `usual` says what the precision is without one."""
+    adder(parser)("--image-size", "PIXELS", whole(10**4), "" if pixels else "default: 28, with --model 64", pixels)
+    parser.add_argument("--precision", choices=PRECISIONS, default=precision, help=f"by autocast; default: {usual}")
 
 
 def add_feature_weights(parser: argparse.ArgumentParser) -> None:
@@ -105,21 +111,20 @@ def image_workload(
     return Workload((name or f"{model}-{precision}-batch-{batch}").replace("_", "-"), family, precision, batch)
 
 
-def at_most(option: str, asked: Sequence[int] | int | None, most: int) -> None:
+def at_most(option: str, asked: int, most: int) -> None:
     """Refuse more ranks than can be used. Raises OptionError."""
-    numbers = [asked] if isinstance(asked, int) else asked or []
-    if max(numbers, default=0) > most:
-        raise OptionError(option, f"found {max(numbers)}, but {most} can be used", f"at most {most}")
+    if asked > most:
+        raise OptionError(option, f"found {asked}, but {most} can be used", f"at most {most}")
 
 
 def folder_data(arguments: argparse.Namespace, nodes: SuiteNodes) -> tuple[ImageFolderData, int]:
-    """The data of `--folder`, and its number of classes as far as it can be seen here. Raises OptionError."""
+    """The data of `--folder`, and classes for a model: at least 1000, which is enough for most. Raises OptionError."""
     folder = arguments.folder.expanduser().absolute()
     classes = [*(folder / "train").glob("*")]
     if not classes and not nodes.machine.cluster.is_elsewhere:
         expected = "train/CLASS/IMAGE (see ddpscale make-dataset)"
         raise OptionError("--folder", f"{folder} has no train/CLASS", expected)
-    return ImageFolderData(str(folder)), len(classes)
+    return ImageFolderData(str(folder)), max(len(classes), 1000)
 
 
 def add_workloads(parser: argparse.ArgumentParser, count: int | str, usual: str) -> None:
@@ -128,19 +133,17 @@ def add_workloads(parser: argparse.ArgumentParser, count: int | str, usual: str)
     more("--workload", nargs=count, default=[], metavar="NAME", help=f"of the SKU; default: {usual}")
     add("--model", "MODEL", str, "torchvision model instead; needs --precision")
     more("--precision", choices=PRECISIONS, help="of --model")
-    add("--image-size", "PIXELS", whole(MOST_PIXELS), "of --model; default: that of the SKU's workloads, else 224")
+    add("--image-size", "PIXELS", whole(10**4), "of --model; default: that of the SKU's workloads, else 224")
 
 
 def workloads_of(arguments: argparse.Namespace, sku: Sku, device_type: DeviceType) -> list[Workload]:
     """The workloads that `add_workloads` asks for. Raises OptionError."""
     names, model, precision, size = arguments.workload, arguments.model, arguments.precision, arguments.image_size
     if model and precision and not names:
-        return [workload_of(sku, model, precision, size, device_type)]
+        return [_workload_of(sku, model, precision, size, device_type)]
     if model or precision or size:
-        given = {"--model": model, "--precision": precision, "--image-size": size, "--workload": " ".join(names)}
-        typed = " ".join(f"{option}={value}" for option, value in given.items() if value)
-        expected = "a model with its precision, or workloads of the SKU, which have their own"
-        raise OptionError("--model", f"found {typed}", expected)
+        expected = "--model with --precision, or --workload alone, which has its own"
+        raise OptionError("--model, --precision, --image-size", "these do not name a workload", expected)
     unknown = [name for name in names if name not in sku.workloads]
     if unknown or not sku.workloads:
         known = ", ".join(sku.workloads) or "the workloads of a SKU that has some: --model"
@@ -148,7 +151,7 @@ def workloads_of(arguments: argparse.Namespace, sku: Sku, device_type: DeviceTyp
     return [sku.workloads[name] for name in dict.fromkeys(names or sku.workloads)]
 
 
-def workload_of(sku: Sku, model: str, precision: Precision, size: int | None, device_type: DeviceType) -> Workload:
+def _workload_of(sku: Sku, model: str, precision: Precision, size: int | None, device_type: DeviceType) -> Workload:
     """A workload for any model; other settings are those of the SKU's workload with that model, or defaults.
 
     Raises:

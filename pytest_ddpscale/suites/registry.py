@@ -20,8 +20,8 @@ SUITES: dict[str, tuple[str, str]] = {
     "data-parallel": ("inference", "inference by one process on several GPUs, against one GPU and a rank on each"),
     "factors": ("factors", "computation and communication by batch, world size, model, trained parameters"),
     "input-pipeline": ("input_pipeline", "which loader settings keep up, on images from a folder"),
-    "whole-run": ("training_runs", "complete time by world size, its parts, throughput, accuracy, sweet spots"),
-    "convergence": ("training_runs", "iterations, epochs and seconds to a loss, by world size or parameters"),
+    "whole-run": ("whole_run", "complete time by world size, its parts, throughput, accuracy, sweet spots"),
+    "convergence": ("convergence", "iterations, epochs and seconds to a loss, by world size or parameters"),
     TUNE: ("tune", "find settings of DDP, the trainer and NCCL that train a workload faster"),
 }
 

@@ -12,10 +12,10 @@ import math
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
@@ -27,18 +27,8 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, Workload
-from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.table import GrowingColumns
 from pytest_ddpscale.settings import on_or_off, one_of, read_value, whole
-from pytest_ddpscale.suites.engine import (
-    OF_TRAINING,
-    Measured,
-    MeasuredSuite,
-    Suite,
-    SuiteNodes,
-    geometric_mean_estimate,
-)
+from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes, geometric_mean_estimate
 from pytest_ddpscale.suites.nccl_variables import NCCL_VARIABLES
 from pytest_ddpscale.suites.options import MOST_BATCH, PRECISIONS, above_zero, add_workloads, folder_data, workloads_of
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell_with_ends
@@ -46,15 +36,12 @@ from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Listing, Section
 from pytest_ddpscale.util.nearest import did_you_mean
 
-if TYPE_CHECKING:
-    from pytest_ddpscale.launch.supervisor import Judge
-
 Environment: TypeAlias = tuple[tuple[str, str], ...]
 Setting: TypeAlias = tuple[Variant, Environment]
 # The first finds apparent gains, the others confirm them.
 LAUNCHES = 5
-# On GPUs. CPUs keep the default pace, because their rounds are long and rarely decide early.
-MOST_ROUNDS = 16
+# Of the first launch on GPUs, to see small gains. CPUs keep the default pace, because their rounds are long.
+ROUNDS_ON_GPUS = 16
 # A smaller difference is not worth a change, so further rounds are not needed.
 WORTH = 0.01
 BATCH, FASTER = "batch_size", "faster"
@@ -78,16 +65,16 @@ USUAL_SETTINGS: dict[DeviceType, str] = {
 }
 # Further ones without a folder and with one.
 USUAL_OF_DATA = (" uneven_share=0.1", " workers=1,2,8 prefetch=4 pin_memory=false")
-_TORCH = {"fp16": "float16", "bf16": "bfloat16"}
 # What to write for a setting, by its name or all of it; else it is an option of DistributedDataParallel.
 _PASTE = {
     "high_priority_stream": "options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)\n"
     'dist.init_process_group("nccl", pg_options=options)',
-    "precision": "with torch.autocast(device.type, torch.{torch}):  # forward pass and loss",
+    "precision=bf16": "with torch.autocast(device.type, torch.bfloat16):  # forward pass and loss",
     "precision=fp16": "scaler = torch.amp.GradScaler()\nwith torch.autocast(device.type, torch.float16): …\n"
     "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
     "precision=fp32": "# no torch.autocast",
-    "memory_format": "model.to(memory_format=torch.{torch})  # and images",
+    "memory_format=channels_last": "model.to(memory_format=torch.channels_last)  # and images",
+    "memory_format=contiguous": "model.to(memory_format=torch.contiguous_format)  # and images",
     "compile": 'torch.compile(DistributedDataParallel(model), mode="{value}")',
     "compile=no": "# no torch.compile",
     "fused_optimizer": "torch.optim.SGD(model.parameters(), …, fused=True)",
@@ -139,13 +126,9 @@ class Tune(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan the first launch: a study of two arms for each setting."""
-        rounds = nodes.settings.rounds or (nodes.pace.rounds if nodes.is_cpu else MOST_ROUNDS)
+        rounds = nodes.settings.rounds or (nodes.pace.rounds if nodes.is_cpu else ROUNDS_ON_GPUS)
         studies = (one for one in _studies(arguments, nodes, rounds) if len(one.arms) > 1)
         return nodes.plan(studies, launches=LAUNCHES)
-
-    def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge | None:
-        """End a study as soon as it shows a difference, or that there is none worth a change."""
-        return TuneJudge(plan, nodes.settings.confidence)
 
     def further(self, arguments: argparse.Namespace, nodes: SuiteNodes, measured: MeasuredSuite) -> Plan | None:
         """Plan further launches for apparent gains and environment variables."""
@@ -224,8 +207,8 @@ def _studies(arguments: argparse.Namespace, nodes: SuiteNodes, rounds: int) -> l
     if arguments.folder:
         if not workload.family.reads_folders:
             raise OptionError("--folder", f"found {arguments.folder} for {workload.name}", "a workload of images")
-        data, classes = folder_data(arguments, nodes)
-        workload = replace(workload, data=data, family=workload.family.changed(num_classes=max(classes, 1000)))
+        data, num_classes = folder_data(arguments, nodes)
+        workload = replace(workload, data=data, family=workload.family.changed(num_classes=num_classes))
 
     def study(variant: Variant, environment: Environment) -> Study:
         of_pass = variant.batch_size or workload.batch_size
@@ -261,7 +244,7 @@ def _why_missing(measured: MeasuredSuite, studies: Iterable[Study]) -> str:
 def promising(measured: MeasuredSuite) -> list[Study]:
     """Studies of the first launch with a gain worth a change, to be measured again."""
     studies = [one for one in measured.plan.studies if one.launch == 1]
-    return [one for one in studies if _says(measured.throughput(one, one.arms[1], one.arms[0]), True) == FASTER]
+    return [one for one in studies if _says(measured.throughput(one, *one.arms[::-1]), True) == FASTER]
 
 
 def tried_settings(measured: MeasuredSuite) -> list[Row]:
@@ -275,7 +258,7 @@ def tried_settings(measured: MeasuredSuite) -> list[Row]:
     again = sum(studies[-1].launch > 1 for studies in of_setting.values())
     for setting, studies in of_setting.items():
         first, why, further = studies[0], _why_missing(measured, studies), None
-        screened = measured.throughput(first, first.arms[1], first.arms[0]) if first.launch == 1 else None
+        screened = measured.throughput(first, *first.arms[::-1]) if first.launch == 1 else None
         ratios = [_launch_ratio(measured, study, usual) for study in studies if study.launch > 1]
         there = [ratio for ratio in ratios if ratio is not None]
         if len(there) > 2:
@@ -312,9 +295,8 @@ def _note(study: Study, device_type: DeviceType) -> str:
     setting, factor = setting_of(study), study.arms[-1].batch_size / study.workload.batch_size
     if factor != 1:
         return f"changes the global batch: learning rate × {factor:.3g} (SGD) or × {math.sqrt(factor):.3g} (Adam)"
-    if study.environment:
-        is_unread = device_type == "cpu" and setting.startswith("NCCL_")
-        return "without effect: gloo reads no NCCL variable" if is_unread else ""
+    if device_type == "cpu" and setting.startswith("NCCL_"):
+        return "without effect: gloo reads no NCCL variable"
     return _NOTES.get(setting.partition("=")[0], "")
 
 
@@ -325,30 +307,4 @@ def _paste(study: Study) -> str:
     if study.environment:
         return f"export {shlex.quote(setting)}"
     told = _PASTE.get(setting) or _PASTE.get(name, "DistributedDataParallel(model, {name}={value})")
-    return told.format(
-        name=name, value=value, torch=_TORCH.get(value, value.replace("contiguous", "contiguous_format"))
-    )
-
-
-class TuneJudge:
-    """A `pytest_ddpscale.launch.supervisor.Judge`; `confidence` is that of each interval, 0 … 1."""
-
-    def __init__(self, plan: Plan, confidence: float) -> None:
-        self._plan, self._confidence, self._columns = plan, confidence, GrowingColumns()
-
-    def hear(self, record: AnyRecord) -> None:
-        """Store a record."""
-        self._columns.hear(record)
-
-    def needed_arms(self, study_id: str) -> Sequence[str]:
-        """All arms, until the interval shows a difference, or that there is none worth a change."""
-        study = self._plan.study(study_id)
-        assert study is not None  # a plan of tune has studies alone
-        names = [arm.name for arm in study.arms]
-        if study.launch > 1:  # of a fixed length
-            return names
-        evidence = Evidence(self._plan, self._columns.columns({(study_id, name) for name in names}), {})
-        found = Measured(evidence, self._confidence).throughput(study, study.arms[1], study.arms[0])
-        low, high = (found and found.interval) or (0.0, math.inf)
-        is_told = low > 1 or high < 1 or (low >= 1 - WORTH and high <= 1 + WORTH)
-        return [] if is_told else names
+    return told.format(name=name, value=value)

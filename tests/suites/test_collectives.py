@@ -89,7 +89,7 @@ def test_bounds_are_those_of_the_plan_whatever_becomes_of_their_file(tmp_path: P
     run, plan = RunDirectory.create(tmp_path / "run"), swept("--operations=all-reduce")
     run.write_json(run.plan_json, plan)
     found = measured(run.read_plan(), steady(200.0))
-    assert tell(Collectives(), run, found) == 1
+    assert tell(run, Collectives(), found) == 1
     again = Collectives().results(found)
     assert again.failures
     assert text_of(again) == text_of(told(plan, steady(200.0)))

@@ -81,9 +81,9 @@ OF_BENCHMARK = [
 OF_PAIK: list[tuple[str, Any]] = [
     ("world_size", None), ("per_rank.1.mean_step_sec", 0), ("per_rank.1.mean_step_sec", True),
     ("per_rank.1.mean_step_sec", 10**400), ("per_rank.1.stdev_step_sec", -1), ("per_rank.1.n_steps", 0),
-    ("per_rank.1.peak_mem_gb", 0), ("per_rank.1.rank", 0), ("per_rank.1.gpu_sampling", {}),
-    ("per_rank.1.gpu_sampling.gpu_activity_pct.mean", -1), ("global_batch_size", 512), ("scaling_mode", "medium"),
-    ("model", "../../etc"), ("device_name", " "), ("torch_version", "\ud800"), ("bench_sec_target", 0),
+    ("per_rank.1.peak_mem_gb", -1), ("per_rank.1.rank", 0), ("per_rank.1.gpu_sampling", {}),
+    ("per_rank.1.gpu_sampling.gpu_activity_pct.mean", -1), ("scaling_mode", "medium"),
+    ("model", "../../etc"), ("torch_version", "\ud800"), ("bench_sec_target", 0),
 ]  # fmt: skip
 NO_FILES = (
     "", "{", "\xff\xfe", "not json", '{"nodes": 1e999}', '{"per_rank": -Infinity}', "[" * 100_000, "1" * 5000, "[]",

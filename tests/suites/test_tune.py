@@ -7,10 +7,8 @@ from typing import Any
 
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.suites.tune import USUAL_SETTINGS, Tune, TuneJudge, promising, setting_of, settings_of
+from pytest_ddpscale.suites.tune import USUAL_SETTINGS, Tune, promising, setting_of, settings_of
 from tests.approved import assert_approved
-from tests.builders.records import lines_of
-from tests.rows import rows
 from tests.suites.planned import text_of
 from tests.suites.played_tune import PlayedTune
 
@@ -40,18 +38,6 @@ def test_a_gain_is_recommended_once_further_launches_confirm_it_and_it_is_worth_
     ]
     order = (f"launch {study.launch}: {setting_of(study)}" for study in of_threads.plan.studies)
     assert_approved("suite-tune.txt", text_of(*map(Tune().results, runs)) + "\n".join([*order, ""]))
-
-
-@rows(("gain", "round_sd", "is_told"), [(1.2, 0.01, True), (0.8, 0.01, True), (1.0, 0.0001, True), (1.0, 0.1, False)])
-def test_a_study_ends_once_its_interval_tells_unless_it_confirms(gain: float, round_sd: float, is_told: bool) -> None:
-    played = PlayedTune("--try=static_graph=true", gains={"static_graph=True": gain}, round_sd=round_sd, launch_sd=0.0)
-    first = played.measured().plan.studies[0]
-    plan = played.nodes.plan([first, replace(first, launch=2)], launches=2)
-    judge = TuneJudge(plan, 0.95)
-    assert len(judge.needed_arms(first.id)) == 2
-    for record in lines_of(played.steps(plan)):
-        judge.hear(record)
-    assert [len(judge.needed_arms(one.id)) for one in plan.studies] == [0 if is_told else 2, 2]
 
 
 def test_what_looks_faster_in_one_launch_only_is_not_recommended() -> None:
