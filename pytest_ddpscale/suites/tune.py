@@ -14,6 +14,8 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -29,7 +31,6 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, Workload
 from pytest_ddpscale.settings import on_or_off, one_of, read_value, whole
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes, geometric_mean_estimate
-from pytest_ddpscale.suites.nccl_variables import NCCL_VARIABLES
 from pytest_ddpscale.suites.options import MOST_BATCH, PRECISIONS, above_zero, add_workloads, folder_data, workloads_of
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell_with_ends
 from pytest_ddpscale.util.command_parser import adder
@@ -174,11 +175,12 @@ def settings_of(text: str, workload: Workload) -> list[Setting]:
     relative = {"half": max(1, batch // 2), "double": 2 * batch}
     for word in text.split():
         name, _, values = word.partition("=")
-        is_variable = name in NCCL_VARIABLES or re.fullmatch("(?!NCCL_)[A-Z_][A-Z0-9_]*", name)
+        nccl = nccl_variables() if name.upper().startswith("NCCL_") else frozenset[str]()
+        is_variable = name in nccl or (not nccl and re.fullmatch("[A-Z_][A-Z0-9_]*", name))
         if not values:
             raise ValueError(f"name=value, not {word!r}")
         if not is_variable and name not in _PARSERS:
-            near = did_you_mean(name, _PARSERS) or did_you_mean(name.upper(), sorted(NCCL_VARIABLES))
+            near = did_you_mean(name, _PARSERS) or did_you_mean(name.upper(), sorted(nccl))
             raise ValueError(
                 f"variables that NCCL reads, or settings such as {', '.join(_PARSERS)}, not {name!r}{near}"
             )
@@ -193,6 +195,15 @@ def settings_of(text: str, workload: Workload) -> list[Setting]:
             if read != own[name]:
                 found.append((Variant(**{name: read}), ()))
     return [*dict.fromkeys(found)]
+
+
+@cache
+def nccl_variables() -> frozenset[str]:
+    """Names in the NCCL that torch brings, which ignores unknown variables in silence; none if it brings no NCCL."""
+    torch = find_spec("torch")
+    folder = Path(torch.origin).parents[1] if torch and torch.origin else Path()
+    libraries = (one.read_bytes() for one in folder.glob("nvidia/nccl/lib/libnccl.so*"))
+    return frozenset(name.decode() for one in libraries for name in re.findall(rb"\0(NCCL_[A-Z0-9_]+)(?=\0)", one))
 
 
 def _studies(arguments: argparse.Namespace, nodes: SuiteNodes, rounds: int) -> list[Study]:

@@ -79,8 +79,6 @@ def test_each_workload_or_a_model_is_tried_on_all_ranks_and_told_as_approved(
     file = tmp_path / "found.json"
     assert run(f"--json {file}") == 0
     print(file.read_text().replace("},", "},\n"))
-    assert file.with_suffix(".csv").read_text().startswith("workload,batch,samples_per_s_per_gpu")
-    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     for options, code in (
         ("--workload shufflenet-fp32 --least=40 --most=40", 0), ("--workload shufflenet-fp32 --least=48", 1),
         ("--model=resnet34 --precision=bf16 --image-size=96 --ranks=3 --most=8", 0),

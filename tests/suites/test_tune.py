@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from pytest_ddpscale.families.image import ImageFamily
+from pytest_ddpscale.plan.arm import USUAL
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.suites import tune
 from pytest_ddpscale.suites.tune import USUAL_SETTINGS, Tune, promising, setting_of, settings_of
 from tests.approved import assert_approved
 from tests.suites.planned import text_of
 from tests.suites.played_tune import PlayedTune
 
+VARIABLES = tune.nccl_variables
 WORKLOAD = Workload("r-fp32", ImageFamily("resnet18", image_size=64, memory_format="contiguous"), "fp32", 16)
 QUIET = {"round_sd": 0.0005, "launch_sd": 0.0}
 # What is typed, what gains how much, and how much rounds and launches differ.
@@ -45,6 +52,19 @@ def test_what_looks_faster_in_one_launch_only_is_not_recommended() -> None:
     runs = [PlayedTune(gains={}, seed=seed, round_sd=0.002, launch_sd=0.04).measured() for seed in range(6)]
     assert any(promising(run) for run in runs), "the first launch alone would have recommended something"
     assert sum(row["is_recommended"] for run in runs for row in Tune().results(run).tables[0].rows) <= 1
+
+
+def test_variables_are_those_of_the_nccl_beside_torch_and_without_one_all_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "nvidia/nccl/lib/libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"x\0NCCL_ALGO\0NCCL_ALGOS\xff\0NCCL_P2P_LEVEL\0OMP\0")
+    monkeypatch.setattr(tune, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / name / "__init__.py")))
+    assert VARIABLES.__wrapped__() == {"NCCL_ALGO", "NCCL_P2P_LEVEL"}
+    library.unlink()
+    monkeypatch.setattr(tune, "nccl_variables", VARIABLES.__wrapped__)
+    assert settings_of("NCCL_ALGOS=Ring", WORKLOAD) == [(USUAL, (("NCCL_ALGOS", "Ring"),))]
 
 
 def test_settings_are_as_approved_without_what_the_workload_has_already() -> None:
