@@ -27,7 +27,6 @@ from pytest_ddpscale.util.owned_folder import owned_folder
 MULTIPLE = 8  # suits tensor cores; a finer search is not worth the launches
 NOTHING_FITS = 1  # exit code
 _GIB = 2**30
-_NOTABLE = 1.01  # throughput is of a few steps, so smaller ratios do not count
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -115,35 +114,22 @@ def _search(
         plan, log = trial_plan(empty, questions, batch, arguments.steps), logs / f"gang-{len(tried)}.log"
         one = trials.try_batch(plan, launch, arguments.fraction, limit, log)
         tried.append(one)
-        cells = (
-            (one.peak_bytes and one.peak_bytes / _GIB, "{:.2f}"),
-            (one.share, "{:.1%}"),
-            (one.samples_per_s_per_gpu, "{:.1f}"),
-        )
-        peak, share, pace = (cell(*value) for value in cells)
-        is_fit = "yes" if one.fits else "no"
+        peak, is_fit = cell(one.peak_bytes and one.peak_bytes / _GIB, "{:.2f}"), "yes" if one.fits else "no"
+        share, pace = cell(one.share, "{:.1%}"), cell(one.samples_per_s_per_gpu, "{:.1f}")
         print(f"{batch:8}  {is_fit:<4}  {peak:>8}  {share:>6}  {pace:>13}  {one.why_not}".rstrip(), flush=True)
         keep()
         return one.fits
 
     with owned_folder("batch") as logs, interrupted_by_termination():
         largest = largest_fitting(fits, arguments.least, arguments.most)
-    by_batch = {one.batch: one for one in tried}
     if largest is None:
         print(f"No batch fits, not even {arguments.least} {many}: {tried[0].why_not}.\n")
         return
-    pace, fastest = max((one.samples_per_s_per_gpu or 0.0, one.batch) for one in tried if one.fits)
-    own = by_batch[largest].samples_per_s_per_gpu or 0.0
+    _, fastest = max((one.samples_per_s_per_gpu or 0.0, one.batch) for one in tried if one.fits)
     of |= {"largest": largest, "fastest": fastest}
     keep()
-    following = by_batch.get(largest + MULTIPLE)
-    beyond = f"no larger one was tried (--most {arguments.most})"
-    if following is not None:
-        beyond = f"the next, {following.batch}, does not fit: {following.why_not}"
-    print(f"The largest batch is {largest} {many}; {beyond}.")
-    if pace > _NOTABLE * own:
-        print(f"The fastest batch was {fastest}: {pace:.1f} {rate}, against {own:.1f} with {largest}.")
-    print()
+    beyond = f" (as --most {arguments.most} allows no larger one)" * (largest == arguments.most)
+    print(f"The largest batch is {largest} {many}{beyond}; the fastest was {fastest}.\n")
 
 
 def largest_fitting(fits: Callable[[int], bool], least: int, most: int) -> int | None:

@@ -46,7 +46,6 @@ from pytest_ddpscale.settings import (
     OF_ANY_RUN,
     OPTIONS,
     Settings,
-    confidence_level,
     read_value,
     refuse_unread_variables,
     settings_from,
@@ -309,10 +308,9 @@ def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
 
 def suite_told(run: RunDirectory) -> tuple[Suite, MeasuredSuite]:
     """The suite that a run directory is of, and what it holds. Raises BadInput."""
-    said, where = run.read_suite(), str(run.suite_json)
-    suite = read_value(where, str(said.get("suite")), suite_of)
-    confidence = read_value(where, str(said.get("confidence", OPTIONS["confidence"].default)), confidence_level)
-    return suite, MeasuredSuite(read_evidence(run), confidence, run.read_run())
+    said = run.read_suite()
+    suite = read_value(str(run.suite_json), str(said.get("suite")), suite_of)
+    return suite, MeasuredSuite(read_evidence(run), said.get("confidence", 0.95), run.read_run())
 
 
 def report_suite(run: RunDirectory) -> int:

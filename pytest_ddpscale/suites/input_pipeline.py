@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
@@ -24,8 +23,7 @@ from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, ce
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
 
-# Share of the throughput on synthetic data below which loading counts as the bottleneck, and of the fastest setting
-# that a recommended one reaches.
+# Share of the fastest setting's throughput that a recommended one reaches.
 WORTH = 0.95
 _RATIO = "{:.3f}×"
 _NOTES = (
@@ -70,10 +68,10 @@ class InputPipeline(Suite):
         """A row for each setting: synthetic data, then the fewest workers first."""
         plan, [study] = measured.plan, measured.plan.studies
         rows = [*_rows(measured, study)]
-        chosen, findings = recommended(rows), [f"the input pipeline {bottleneck(rows)} the bottleneck"]
-        if chosen is not None:
+        finding = f"no setting is shown to reach {percent(WORTH)} of the fastest"
+        if chosen := recommended(rows):
             reached = f" ({cell(chosen['efficiency'], _RATIO)} the throughput on synthetic data)"
-            findings.append(f"to set: {chosen['data']}{reached * bool(chosen['efficiency'])}")
+            finding = f"to set: {chosen['data']}{reached * bool(chosen['efficiency'])}"
         columns = [
             Column("data", "Data"), Column("samples_per_s_per_gpu", f"{plan.unit}/s per {plan.device}", better=1),
             Column("efficiency", "Efficiency", _RATIO,
@@ -83,7 +81,7 @@ class InputPipeline(Suite):
         drawn = Drawn("Throughput by loader settings", "data", ("samples_per_s_per_gpu",))
         table = Rows("input-pipeline", "Loading", columns, rows, notes=_NOTES, drawn=drawn)
         what = f"{study.workload.family.model} in {study.workload.precision} on {study.workload.data_kind} images"
-        return Results(what, findings if rows[1:] else [], [table], measured.problems())
+        return Results(what, [finding] * bool(rows[1:]), [table], measured.problems())
 
 
 def _rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
@@ -100,22 +98,7 @@ def _rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
         yield row
 
 
-def _limits(found: Found | None) -> tuple[float, float]:
-    """The ends of an interval; of anything without one."""
-    return (found and found.interval) or (0.0, float("inf"))
-
-
 def recommended(rows: Sequence[Row]) -> Row | None:
     """The first setting, of those with the fewest workers, that is shown to reach `WORTH` of the fastest."""
-    return next((row for row in rows if _limits(row.get("to_fastest"))[0] >= WORTH), None)
-
-
-def bottleneck(rows: Sequence[Row]) -> str:
-    """Whether loading is the bottleneck, as far as intervals show.
-
-    It is not if the recommended setting keeps up, and it is if no setting keeps up.
-    """
-    chosen, reached = recommended(rows), [found for row in rows if (found := row.get("efficiency"))]
-    if chosen is not None and _limits(chosen["efficiency"])[0] >= WORTH:
-        return "is not"
-    return "is" if reached and all(_limits(found)[1] < WORTH for found in reached) else "may be"
+    there = (row for row in rows if (found := row.get("to_fastest")) and found.interval and found.interval[0] >= WORTH)
+    return next(there, None)

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeAlias
 
 from pytest_ddpscale.judge.stats import Found
@@ -116,26 +117,25 @@ class Rows:
         rows = zip(*(cells for _, cells in parts), strict=True)
         return table([title for title, _ in parts], rows, of_numbers=True, names=self.names)
 
-    @property
-    def cells(self) -> dict[str, list[Any]]:
-        """Cells of all rows by key: those of the columns first."""
-        keys = [*(column.key for column in self.columns), *(key for row in self.rows for key in row)]
-        return {key: [row.get(key) for row in self.rows] for key in keys}
+    @cached_property
+    def keys(self) -> dict[str, None]:
+        """Of the cells of all rows: those of the columns first."""
+        return dict.fromkeys((*(column.key for column in self.columns), *chain(*self.rows)))
 
     def csv(self) -> str:
         """CSV, with the ends of an interval in columns of their own."""
         parts = dict[str, list[Any]]()
-        for key, values in self.cells.items():
-            parts[key] = [found(one).value for one in values]
-            if any(isinstance(one, Found) for one in values):
-                intervals = [found(one).interval or (None, None) for one in values]
-                parts[f"{key}_low"], parts[f"{key}_high"] = map(list, zip(*intervals, strict=True))
+        for key in self.keys:
+            cells = [found(row.get(key)) for row in self.rows]
+            parts[key] = [one.value for one in cells]
+            if any(isinstance(row.get(key), Found) for row in self.rows):
+                for end, name in enumerate(("low", "high")):
+                    parts[f"{key}_{name}"] = [one.interval and one.interval[end] for one in cells]
         return csv_text(parts, zip(*parts.values(), strict=True))
 
     def json(self) -> list[dict[str, Any]]:
         """Rows as JSON types."""
-        cells = {key: map(json_value, values) for key, values in self.cells.items()}
-        return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+        return [{key: json_value(row.get(key)) for key in self.keys} for row in self.rows]
 
     def picture(self, mark: str = "") -> Picture | None:
         """The rows as `drawn`, with a warning; None if they are too few."""
@@ -143,19 +143,15 @@ class Rows:
         if told is None or not self.rows:
             return None
         about, series, x = About(self.name, told.title, mark=mark), dict[str, list[Point]](), columns[told.x]
-        of, *others = (columns[key] for key in told.ys)
+        ys = [columns[key] for key in told.ys]
         if isinstance(self.rows[0][x.key], str):
-            rows = list[BarRow]()
-            for row in self.rows:
-                if None in (row.get(one.key) for one in (of, *others)):
-                    continue
-                value, interval = found(row[of.key])
-                # Noise may make a difference negative, of which no bar can be a part.
-                more = [(one.title, max(0.0, found(row[one.key]).value)) for one in others]
-                said = " + ".join(cell(row[one.key], one.form) for one in (of, *others))
-                parts = [(of.title, value - told.base), *more]
-                rows.append(BarRow(self.named(row), parts, said, None if others else interval))
-            return bars(about, " + ".join(one.title for one in (of, *others)), rows, base=told.base)
+            # Noise may make a difference negative, of which no bar can be a part.
+            rows, least = list[BarRow](), 0.0 if ys[1:] else -math.inf
+            for row in (row for row in self.rows if all(row.get(key) is not None for key in told.ys)):
+                parts = [(one.title, max(least, found(row[one.key]).value - told.base)) for one in ys]
+                said = " + ".join(cell(row[one.key], one.form) for one in ys)
+                rows.append(BarRow(self.named(row), parts, said, None if ys[1:] else found(row[told.ys[0]]).interval))
+            return bars(about, " + ".join(one.title for one in ys), rows, base=told.base)
         for row in sorted(self.rows, key=lambda row: row[x.key]):
             for key in (key for key in told.ys if row.get(key) is not None):
                 name = cell(row[told.by]) if told.by else columns[key].title
@@ -163,7 +159,7 @@ class Rows:
                 series.setdefault(name, []).append(point)
         axes = {"x_is_log": True, "x_name": lambda value: cell(value, x.form), **told.axes}
         drawn = {"": [Curve(*one) for one in series.items()]}
-        return curves(about, LineAxes(x.title, of.title, **axes), drawn)
+        return curves(about, LineAxes(x.title, ys[0].title, **axes), drawn)
 
 
 def found(value: Any) -> Found:

@@ -12,7 +12,7 @@ import math
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -148,16 +148,10 @@ class Tune(Suite):
             for row in rows if row["is_recommended"]
         ]  # fmt: skip
         said = f"{len(gains)} of {len(rows)} settings are faster: {', '.join(gains)}"
-        problems = [
-            f"{setting or 'usual settings'}: {why}"
-            for setting, studies in _by_setting(measured.plan).items() if (why := _why_missing(measured, studies))
-        ]  # fmt: skip
         table = Rows("tune", "Settings", _COLUMNS, rows, notes=[_HOW], drawn=_DRAWN)
         code = Listing("\n\n".join(f"# {row['setting']}\n{row['paste']}" for row in rows))
-        return Results(
-            "Tuning", [said if gains else f"none of {len(rows)} settings is shown to be faster"], [table], problems,
-            more=[Section("To paste", [code])],
-        )  # fmt: skip
+        findings = [said if gains else f"none of {len(rows)} settings is shown to be faster"]
+        return Results("Tuning", findings, [table], measured.problems(), more=[Section("To paste", [code])])
 
 
 def settings_of(text: str, workload: Workload) -> list[Setting]:
@@ -241,17 +235,6 @@ def setting_of(study: Study) -> str:
     return study.arms[-1].variant.name or "".join(map("=".join, study.environment))
 
 
-def _by_setting(plan: Plan) -> dict[str, list[Study]]:
-    found = defaultdict[str, list[Study]](list)
-    for study in plan.studies:
-        found[setting_of(study)].append(study)
-    return found
-
-
-def _why_missing(measured: MeasuredSuite, studies: Iterable[Study]) -> str:
-    return next(filter(None, (measured.why_missing(one.id) for one in studies)), "")
-
-
 def promising(measured: MeasuredSuite) -> list[Study]:
     """Studies of the first launch with a gain worth a change, to be measured again."""
     studies = [one for one in measured.plan.studies if one.launch == 1]
@@ -264,11 +247,14 @@ def tried_settings(measured: MeasuredSuite) -> list[Row]:
     The intervals of all confirmed settings hold together with the requested confidence (Bonferroni). Other launches
     than these decided which settings to confirm.
     """
-    of_setting, found = _by_setting(measured.plan), list[dict[str, Any]]()
+    of_setting, found = defaultdict[str, list[Study]](list), list[dict[str, Any]]()
+    for study in measured.plan.studies:
+        of_setting[setting_of(study)].append(study)
     usual = {study.launch: study for study in of_setting.pop("", ())}
     again = sum(studies[-1].launch > 1 for studies in of_setting.values())
     for setting, studies in of_setting.items():
-        first, why, further = studies[0], _why_missing(measured, studies), None
+        first, further = studies[0], None
+        why = next(filter(None, (measured.why_missing(one.id) for one in studies)), "")
         screened = measured.throughput(first, *first.arms[::-1]) if first.launch == 1 else None
         ratios = [_launch_ratio(measured, study, usual) for study in studies if study.launch > 1]
         there = [ratio for ratio in ratios if ratio is not None]

@@ -113,7 +113,7 @@ def test_two_runs_of_a_suite_are_compared_and_what_is_none_is_refused(capsys: Ca
         told.append(f"compare {words}: {code}\n{capsys.readouterr().out}")
     run.write_json(run.suite_json, {"suite": "inference"})
     told.append(refused(capsys, "compare", "a", "b"))
-    unsound: list[Any] = [{"suite": "nothing"}, {"suite": "halves", "confidence": "high"}, []]
+    unsound: list[Any] = [{"suite": "nothing"}, []]
     for said in unsound:
         run.write_json(run.suite_json, said)
         told.append(refused(capsys, "report", "a"))
