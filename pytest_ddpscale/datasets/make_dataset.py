@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,6 @@ from PIL import Image
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import whole
 from pytest_ddpscale.util.command_parser import adder
-from pytest_ddpscale.util.orphans import die_with_parent
 
 # Training images, classes and pixels of the data sets of a published measurement, as far as it gives
 # them: Jordi Torres, "Supercomputing for AI", chapter 12. docs/how-to/input-pipeline.md says where each is from.
@@ -99,17 +96,8 @@ def _write_images(root: Path, images: dict[str, int], classes: int, pixels: int)
             folder = root / split / f"class-{label:06d}"  # alphabetical order is label order
             folder.mkdir(parents=True)
             jobs.append((folder, label, range(label, count, classes), pixels))
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn"), _begin) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # NumPy and Pillow work without the GIL
         return sum(pool.map(write_images, jobs))
-
-
-def _begin() -> None:
-    """Set up a worker process: ignore Ctrl-C, which the main process handles, and end with the main process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
-    main = parent_process()
-    if main is None or not main.is_alive():  # it was killed while this process started
-        os._exit(1)
 
 
 def write_images(job: tuple[Path, int, range, int]) -> int:

@@ -26,7 +26,6 @@ from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import COLLECTIVES, KINDS, probe_size, size_text
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.report.digits import ABSENT, bound_text, limits_text, point_text
@@ -101,7 +100,7 @@ class Collectives(Suite):
         """One study of all probes, small messages first: every probe once per round, then up to as many rounds again
         for those with undecided requirements. Raises OptionError.
         """
-        plan, subject, settings = nodes.plan(), nodes.subject, nodes.settings
+        plan, subject, rounds = nodes.plan(), nodes.subject, nodes.pace.rounds
         layout, kinds, sizes = plan.layout, arguments.operations or COLLECTIVES, arguments.sizes
         if layout.world_size < 2:
             raise OptionError("--ddp-gpus-per-node", "found one rank", "at least 2: a collective needs others")
@@ -119,9 +118,8 @@ class Collectives(Suite):
         # The ranks of one node test its own links, those of all nodes the network.
         of_ranks = {layout.ranks_per_node, layout.world_size} - {1}
         probes = required | {Arm(f"{kind}-{probe_size(size)}", ranks) for kind, size in asked for ranks in of_ranks}
-        rounds = settings.rounds or FEWEST_ROUNDS
         study = ProbeStudy(
-            tuple(sorted(probes, key=_order)), (1 + bool(required)) * rounds, settings.block_s or block_s,
+            tuple(sorted(probes, key=_order)), (1 + bool(required)) * rounds, nodes.settings.block_s or block_s,
             arguments.iteration_limit or limit_s, tuple(sorted({probe.name for probe in required})), rounds,
         )  # fmt: skip
         return replace(plan, probes=study, requirements=json_of(cases))

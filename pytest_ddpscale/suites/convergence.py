@@ -135,19 +135,19 @@ class Convergence(Suite):
         every = Rows("runs", "", [Column("run", "Run")], [one.row for one in runs])
         return Results(
             f"Convergence to a loss of {of.loss_threshold:g} on {of.samples.name}", findings, [table, losses, every],
-            problems_of(measured, runs), [*wrongs, *missed, *filter(None, map(_without_meaning, runs))],
+            [*problems_of(measured, runs)], [*wrongs, *missed, *filter(None, map(_without_meaning, runs))],
             pictures=curves,
         )  # fmt: skip
 
 
 def _cell(launches: Sequence[Trained], confidence: float) -> Row:
-    """What launches of one size and model have in common, and means with intervals if all of them have a value."""
-    first = launches[0].run
+    """What launches of one size and model have in common, and means with intervals if all measured ones have a value."""
+    first, complete = launches[0].run, [one.row for one in launches if one.row["is_complete"]]
     model, row = first.workload.family.model, dict[str, Any]()
     for key in ("iterations", "epochs", "seconds", "accuracy"):
-        values = [one.row[key] for one in launches if key in one.row]
+        values = [one[key] for one in complete if key in one]
         row[key] = None
-        if len(values) == len(launches):
+        if complete and len(values) == len(complete):
             mean, ends = mean_estimate(values, confidence)
             most = 1.0 if key == "accuracy" else math.inf
             row[key] = Found(mean, (max(0.0, ends[0]), min(most, ends[1]))) if ends else mean

@@ -24,9 +24,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 from msgspec import Meta, Struct
+from msgspec.json import Decoder
 
 from pytest_ddpscale.errors import OptionError, ResultFileError
 from pytest_ddpscale.families.image import ImageFamily
@@ -36,7 +36,7 @@ from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import STEP_S
-from pytest_ddpscale.run.strict_json import Positive, parse_strict_json
+from pytest_ddpscale.run.strict_json import Positive, decode
 from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.comparing import SuiteDiff, diff_of
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
@@ -45,7 +45,7 @@ from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, ce
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Block, Line, Listing, Section
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.util.printable import one_line, printable_json
+from pytest_ddpscale.util.printable import one_line
 from pytest_ddpscale.util.regular_file import read_regular
 
 FILE_NAME = "pytorch-ddp.json"  # in the run directory of a suite
@@ -67,8 +67,8 @@ _HEAD = (
     "* Distributed backend: {distributed_backend}\n* Maximum bucket size: {bucket_size}MB"
 )
 _HOW = (
-    "Beside the percentiles: the mean step of the ranks in this launch; throughput over no ddp, and over buckets of "
-    "25 MiB on as many devices, in the same rounds, or, without rounds, by p50."
+    "Beside the percentiles: the mean step of the ranks; throughput over no ddp, and over buckets of 25 MiB on as many "
+    "devices, in the same rounds, or, without rounds, by p50."
 )
 
 
@@ -133,8 +133,8 @@ class DdpBenchmarkFile(Struct, frozen=True):
 def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
     """Read a report. Raises ResultFileError if it is invalid or contradicts itself."""
     try:
-        return msgspec.convert(printable_json(parse_strict_json(read_regular(path))), DdpBenchmarkFile)
-    except (OSError, ValueError) as error:  # a msgspec.ValidationError is a ValueError
+        return decode(Decoder(DdpBenchmarkFile), read_regular(path))
+    except (OSError, ValueError) as error:
         raise ResultFileError(
             str(path), f"cannot be read as a report ({getattr(error, 'strerror', None) or error})",
             "a file that benchmark.py --json wrote",
@@ -284,7 +284,7 @@ class PytorchDdp(Suite):
                 int(bucket) if bucket % 1 == 0 else bucket, None if is_cpu else versions.get("cuda"),
                 "gloo" if is_cpu else "nccl", versions.get("torch"), tuple(models), plan.layout.ranks_per_node,
             )  # fmt: skip
-            files[FILE_NAME if is_usual else f"pytorch-ddp-bucket-{bucket:g}.json"] = msgspec.to_builtins(file)
+            files[FILE_NAME if is_usual else f"pytorch-ddp-bucket-{bucket:g}.json"] = file
             of_file = results_of_file(file, measured.confidence, usual)
             usual = usual or file
             findings, told = findings or [*of_file.findings], [*told, *of_file.more]

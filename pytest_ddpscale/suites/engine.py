@@ -57,7 +57,6 @@ from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from pytest_ddpscale.util.document import html_page, markdown_page
 
-NOT_ALL_WELL = 1  # exit code if something failed or could not be measured
 # Options of pytest, by attribute of `Settings`, that have an effect on suites …
 IN_ROUNDS = ("rounds", "block_s", "confidence")  # … that time blocks in rounds and report intervals
 OF_STEPS = (*IN_ROUNDS, "nvtx")  # … whose blocks are steps of a model
@@ -319,7 +318,10 @@ def report_suite(run: RunDirectory) -> int:
 
 
 def tell(run: RunDirectory, suite: Suite, measured: MeasuredSuite) -> int:
-    """Print the results and write all of their files. Returns the exit code. Raises OSError."""
+    """Print the results and write all of their files. Returns the exit code: 1 if something failed or is missing.
+
+    Raises OSError.
+    """
     found, confidence = suite.results(measured), measured.confidence
     if measured.plan.device_type == "cpu":
         found = replace(found, what=f"{found.what}, on a CPU", mark=ON_CPU)
@@ -343,7 +345,7 @@ def tell(run: RunDirectory, suite: Suite, measured: MeasuredSuite) -> int:
     write_atomically(run.path / "report.md", markdown_page(blocks))
     write_atomically(run.path / "report.html", html_page(found.headline, blocks))
     print(f"report: {run.path / 'report.html'}")
-    return NOT_ALL_WELL if found.problems or found.failures else 0
+    return int(bool(found.problems or found.failures))
 
 
 def mean_estimate(values: Sequence[float], confidence: float) -> Found:

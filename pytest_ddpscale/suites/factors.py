@@ -101,7 +101,7 @@ class Factors(Suite):
         shares = [found.value for row in rows if (found := row["communication_share"])]
         ranks, of = max(arm.world_size for arm in centre.arms), centre.workload
         what = f"{of.family.model}, frozen, batch {of.batch_size}, {ranks} ranks"
-        findings = [f"communication at most {percent(max(shares), 1)} of a step"] if shares else []
+        findings = [f"communication up to {percent(max(shares), 1)} of a step"] if shares else []
         drawn = Drawn("Time of a step by factor", "factor", ("computation_ms", "communication_ms"))
         table = Rows("factors", "By factor", _COLUMNS, rows, 2, _NOTES, drawn)
         return Results(what, findings, [table], measured.problems())

@@ -39,7 +39,7 @@ _OF_SPLIT = (
     "Computation: the passes on all devices at once, with copies and inputs in place, which both ways make. "
     "Communication: what a pass takes longer in the same round: copying the model, scattering and gathering.",
 )
-_CPU = "All devices are this CPU: times say nothing about GPUs. nn.DataParallel needs two GPUs: not measured."
+_CPU = "nn.DataParallel needs two GPUs: not measured."
 
 
 class Inference(Suite):
@@ -128,8 +128,7 @@ class DataParallel(Inference):
         rows, rate = [row for study in plan.studies for row in _split_rows(measured, study)], f"{plan.unit}/s"
         columns = [
             Column("batch", "Batch"), Column("way", "Way"), Column("samples_per_s", rate, better=1),
-            Column("to_one_device", "To one device", _RATIO), Column("to_ranks", "To a rank on each", _RATIO),
-            Column("computation_ms", "Computation ms", better=-1),
+            Column("to_ranks", "To a rank on each", _RATIO), Column("computation_ms", "Computation ms", better=-1),
             Column("communication_ms", "Communication ms", better=-1),
         ]  # fmt: skip
         drawn = Drawn(f"{plan.samples.capitalize()} per second by batch", "batch", ("samples_per_s",), by="way")
@@ -161,7 +160,6 @@ def _split_rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
         if arm.kind != "parallel_apply":
             row["samples_per_s"] = measured.estimated(paces(arm)[0])
         if arm.kind in WAYS:
-            row["to_one_device"] = measured.estimated(np.divide(*paces(arm, study.arms[0])))
             row["to_ranks"] = measured.estimated(np.divide(*paces(arm, study.arms[-1])))
             of_pass, computing = 1000 * arm.batch_size / paces(arm, by_kind["parallel_apply"])
             row["computation_ms"] = measured.estimated(computing)

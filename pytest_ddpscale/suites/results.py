@@ -48,14 +48,12 @@ class Column:
         key: of its cells in rows, CSV and JSON, which also have the keys without a column.
         title: in the table.
         form: how a number is written.
-        above: why a share may be above 100 %, which is said where one is.
         better: 1 if larger is better, -1 if smaller is, which `compare --fail-below` asks; 0 if neither.
     """
 
     key: str
     title: str
     form: Form = "{:.4g}"
-    above: str = ""
     better: int = 0
 
 
@@ -99,12 +97,6 @@ class Rows:
     def named(self, row: Row) -> str:
         """The name of a row."""
         return ", ".join(cell(row.get(one.key), one.form) for one in self.columns[: self.names])
-
-    def ratios_above(self) -> Iterator[str]:
-        """Why shares are above 100 %, of each column that has one."""
-        for column in self.columns:
-            if column.above and any(found(row.get(column.key) or 0).value > 1 for row in self.rows):
-                yield f"{column.title} above 100 %: {column.above}."
 
     def shown(self, interval: str) -> Table:
         """The table; `interval` is the title of intervals."""
@@ -238,7 +230,7 @@ class Results:
         """What a terminal shows, of an error its first line; with facts, what report.md and report.html say."""
         interval = f"{100 * confidence:g} % interval"
         parts = [
-            Section(one.title, [*map(Line, (*one.notes, *one.ratios_above())), one.shown(interval)])
+            Section(one.title, [*map(Line, one.notes), one.shown(interval)])
             for one in self.tables if one.rows and one.title
         ]  # fmt: skip
         problems = self.problems if facts else [headline_of(one) for one in self.problems]

@@ -1,5 +1,7 @@
-"""What `ddpscale suite whole-run` and `ddpscale suite convergence` share: a model trained for some epochs at several
-world sizes, from its options and plan to the numbers of each run.
+"""`ddpscale suite whole-run`: a model trained for some epochs at several world sizes. `convergence` trains likewise.
+
+As in chapter 12 of Jordi Torres' "Supercomputing for AI", not only images per second are measured but also the complete
+time from the start of the processes to the last validation, and where it goes.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ import argparse
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, get_args
@@ -17,6 +21,8 @@ import numpy as np
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.judge.judged import MOST_SKIPPED_STEPS
+from pytest_ddpscale.plan.arm import CompileMode
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import (
     DataKind,
     LearningRateRule,
@@ -25,10 +31,11 @@ from pytest_ddpscale.plan.training_run import (
     TrainingRun,
     loss_reached,
 )
-from pytest_ddpscale.plan.workload import Split
+from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, Split
+from pytest_ddpscale.report.scaling import scaling_rows, sweet_spots
 from pytest_ddpscale.run.records import Checkpoint, LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
-from pytest_ddpscale.settings import whole
-from pytest_ddpscale.suites.engine import MeasuredSuite, SuiteNodes
+from pytest_ddpscale.settings import share_between, whole
+from pytest_ddpscale.suites.engine import MeasuredSuite, Suite, SuiteNodes, mean_estimate
 from pytest_ddpscale.suites.options import (
     MOST_BATCH,
     MOST_RANKS,
@@ -36,11 +43,13 @@ from pytest_ddpscale.suites.options import (
     add_images,
     at_most,
     counts,
+    image_model,
     image_workload,
 )
-from pytest_ddpscale.suites.results import Row
+from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import first_few
 
 # Default for the batch of one rank: SGD's is Banerjee and Shah's, the others are torch's defaults.
 LEARNING_RATES: dict[Optimizer, float] = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
@@ -52,7 +61,141 @@ SPANS = {
     "start_up_s": "start", "compile_s": "compile", "waiting_s": "data", "training_s": "training",
     "validation_s": "validation", "checkpoint_s": "checkpoint",
 }  # fmt: skip
+# The learning rate is that of one rank times the number of ranks to the power of this: linear by Goyal et al.
+# (arXiv:1706.02677), sqrt by Krizhevsky (arXiv:1404.5997).
+RULES: dict[LearningRateRule, float] = {"constant": 0, "sqrt": 0.5, "linear": 1}
 _SEEDS = 1000  # between launches, as an epoch's order is drawn from the seed and the epoch
+_SIZES = (
+    "Seconds of the complete time and its parts. Throughput: without the first epoch. Efficiency: relative to the "
+    "smallest size; above 100 % if that was slower than its share, as by data that fits no cache. Gain: of throughput, "
+    "per doubling. Saved: of the next smaller size's time. kWh, and its price: from the first poll of the GPUs' "
+    "sampler on; unknown if one cannot be read, as on a CPU."
+)
+_OF_BOUNDS = [Column(name, name.capitalize()) for name in ("run", "metric", "value", "bound", "outcome")]
+
+
+class WholeRun(Suite):
+    """Complete time, throughput and accuracy by world size."""
+
+    name = "whole-run"
+    takes = ("confidence",)
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add options for model, data, training and bounds."""
+        add = adder(parser)
+        add("--model", "MODEL", image_model, "torchvision model", "vit_b_16")
+        parser.add_argument("--folder", action="append", type=Path, default=[], metavar="FOLDER",
+            help="images in train/CLASS and val/CLASS; may be given twice, to compare two data sets")  # fmt: skip
+        add("--workers", "N", whole(MOST_LOADER_WORKERS, 0), "loader processes per rank", 4)
+        add("--made", "N,N", counts(MOST_SAMPLES), "without --folder: images of data sets made in memory", "1024,8192")
+        parser.add_argument("--compile", choices=get_args(CompileMode), default="no",
+            help="mode of torch.compile; default: %(default)s")  # fmt: skip
+        add_training(parser, pixels=224, epochs=5, batch=64)
+        add("--at-most-time-to-train", "S", above_zero, "most seconds of complete time for the largest world size")
+        add("--at-least-accuracy", "SHARE", share_between(0, 1), "least accuracy of its last validation, such as 0.4")
+        add("--deadline", "S", above_zero, "complete time wanted; default: --at-most-time-to-train")
+        add("--gpu-hour-price", "PRICE", above_zero, "of a GPU for an hour")
+        add("--kwh-price", "PRICE", above_zero, "of a kWh, for the GPUs' energy")
+
+    def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
+        """Plan a run for each data set and world size, one data set after the other."""
+        sets = [*(read_set("folder", one) for one in arguments.folder)] or [*map(made_set, arguments.made)]
+        if len({one.name for one in sets}) < len(sets):
+            raise OptionError("--folder", "two data sets have the same name", "another name for each")
+        sizes, options = sizes_of(arguments, nodes), {
+            "compile_mode": arguments.compile, "loader_workers": arguments.workers,
+            "deadline_s": arguments.deadline or arguments.at_most_time_to_train,
+            "gpu_hour_price": arguments.gpu_hour_price, "kwh_price": arguments.kwh_price,
+            # Of the largest size.
+            "most_s": arguments.at_most_time_to_train, "least_accuracy": arguments.at_least_accuracy,
+        }  # fmt: skip
+        runs = (planned_runs(arguments, nodes, arguments.model, one, one.name, sizes, {}, **options) for one in sets)
+        return nodes.plan((), training_runs=tuple(chain(*runs)), launches=arguments.launches)
+
+    def results(self, measured: MeasuredSuite) -> Results:
+        """A row for each data set and size, for each run, for each epoch, and for each bound."""
+        runs, rate, device = trained_runs(measured), f"{measured.plan.unit}/s", measured.plan.device
+        of, notes = runs[0].run, [_SIZES, *notes_of(runs)]
+        required, sizes, best = list[Row](), list[Row](), list[str]()
+        for name, same in groupby(runs, lambda one: one.run.name):
+            of_name = [*same]
+            if rows := sizes_of_set(one.row for one in of_name):
+                sizes += rows
+                notes += [f"{name}: {said}." for said in sweet_spots(rows, device, of.deadline_s)]
+                fastest = min(rows, key=itemgetter("complete_s"))
+                best.append(f"{name} {cell(fastest['complete_s'])} s on {fastest['ranks']}")
+            required += _required(of_name, measured.confidence)
+        epochs = [
+            {
+                "run": one.run.id, "epoch": epoch.epoch + 1, "samples_per_s": epoch.samples_per_s,
+                "loss": epoch.mean_loss, "accuracy": epoch.accuracy,
+                "validation_samples_per_s": epoch.validation_samples_per_s,
+            }
+            for one in runs for epoch in one.epochs
+        ]  # fmt: skip
+        run, accuracy = Column("run", "Run"), Column("accuracy", "Accuracy", "{:.1%}")
+        complete, per_s = Column("complete_s", "Complete s"), Column("samples_per_s", rate)
+        parts = {name: title for name, title in SPANS.items() if any(row[name] for row in sizes)}
+        speed_up = Drawn("Speed-up of throughput", "ranks", ("speedup",), "data_set", {"scale": "log", "ideal": float})
+        scaling = Rows("sizes", "Scaling", [
+            Column("data_set", "Data set"), Column("ranks", f"{device}s"), complete,
+            *(Column(*one, "{:.1f}") for one in parts.items()), per_s, accuracy,
+            Column("memory_gb", "GB", "{:.3g}"), Column("speedup", "Speed-up"),
+            Column("efficiency", "Efficiency", "{:.1%}"),
+            Column("gain", "Gain", "{:+.0%}"), Column("saved_share", "Saved", "{:.1%}"),
+            Column("gpu_hours", f"{device}-hours"), Column("kwh", "kWh"), Column("price", "Price"),
+        ], sizes, 2, notes, speed_up)  # fmt: skip
+        spent = replace(
+            scaling, name="complete-time", drawn=Drawn("Complete time and its parts in s", "data_set", tuple(parts))
+        )
+        tables = [
+            Rows("required", "Requirements", _OF_BOUNDS, required, 2),
+            scaling,
+            # Shown only if the table above lacks some, such as of one epoch or of further launches.
+            Rows("runs", "Runs" * (len(sizes) < len(runs)), [
+                run, complete, Column("unexplained", "Unexplained", "{:.2%}"), per_s, accuracy,
+            ], [one.row for one in runs]),
+            Rows("epochs", "Epochs", [
+                run, Column("epoch", "Epoch"), Column("samples_per_s", f"Training {rate}"),
+                Column("loss", "Mean loss"), accuracy, Column("validation_samples_per_s", f"Validation {rate}"),
+            ], epochs, 2),
+        ]  # fmt: skip
+        failures = [wrong for one in runs for wrong in one.wrongs] + [
+            f"{row['run']}: {row['metric']} {cell(row['value'])}, {row['outcome']}; the bound is {row['bound']:g}"
+            for row in required if row["outcome"] != "passed"
+        ]  # fmt: skip
+        what = f"Whole runs of {of.workload.family.model} in {of.workload.precision}, {of.epochs} epochs"
+        findings = [f"complete time at best {first_few(best)}"] * bool(best)
+        return Results(what, findings, tables, [*problems_of(measured, runs)], failures, pictures=[spent])
+
+
+def sizes_of_set(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """A row for each size of a data set with a throughput, of launches the median by complete time."""
+    there = sorted((row for row in rows if row.get("samples_per_s")), key=itemgetter("ranks", "complete_s"))
+    of_size = ([*same] for _, same in groupby(there, itemgetter("ranks")))
+    return scaling_rows(launches[(len(launches) - 1) // 2] for launches in of_size)
+
+
+def _required(runs: Sequence[Trained], confidence: float) -> Iterator[Row]:
+    """A row for each bound of a data set's largest size: the mean over launches, with an interval of several.
+
+    A pass needs all launches, complete and valid, and the whole interval on the right side of the bound.
+    """
+    of = runs[-1].run
+    launches = [one for one in runs if one.run.world_size == of.world_size]
+    is_sound = all(one.row["is_complete"] and not one.wrongs for one in launches)
+    is_timed = is_sound and not any(one.row["checkpoint_problem"] for one in launches)
+    for metric, key, bound, side, is_known in (
+        ("time_to_train", "complete_s", of.most_s, -1, is_timed),
+        ("validation_accuracy", "accuracy", of.least_accuracy, 1, is_sound),
+    ):
+        if bound is None:
+            continue
+        value = mean_estimate([one.row[key] for one in launches], confidence) if is_known else None
+        sides = {side * (end - bound) >= 0 for end in value.interval or [value.value]} if value else ()
+        outcomes = {(): "not measured", (True,): "passed", (False,): "failed"}
+        outcome = outcomes.get((*sides,), "inconclusive")
+        yield {"run": launches[0].run.id, "metric": metric, "value": value, "bound": bound, "outcome": outcome}
 
 
 def add_training(parser: argparse.ArgumentParser, *, pixels: int | None, epochs: int, batch: int) -> None:
@@ -64,7 +207,7 @@ def add_training(parser: argparse.ArgumentParser, *, pixels: int | None, epochs:
     add("--batch", "N", whole(MOST_BATCH), "images per rank and step", batch)
     choose("--optimizer", choices=LEARNING_RATES, default="sgd", help="default: %(default)s (momentum 0.9)")
     add("--lr", "RATE", above_zero, "learning rate for the batch of one rank; default: 0.01, adam and adamw 0.001")
-    choose("--lr-rule", choices=get_args(LearningRateRule), default="constant",
+    choose("--lr-rule", choices=RULES, default="constant",
         help="how the learning rate scales with the global batch; default: %(default)s")  # fmt: skip
     add("--seed", "N", whole(10**9 - 1, 0), "seed of weights and data order", 0)
     add("--launches", "N", whole(10), "how often to repeat every run, each with a seed of its own", 1)
@@ -105,9 +248,6 @@ def planned_runs(
 ) -> Iterator[TrainingRun]:  # fmt: skip
     """One run for each world size and launch, with options `of` its model and further fields.
 
-    Of the learning rate, ``linear`` scales it with the global batch (Goyal et al., arXiv:1706.02677), ``sqrt`` with its
-    square root (Krizhevsky, arXiv:1404.5997).
-
     Raises:
         OptionError: a size does not fit the nodes or the data.
     """
@@ -121,13 +261,11 @@ def planned_runs(
         if uneven:
             raise OptionError("--global-batch", f"found {asked} for {size} ranks", f"a multiple of {size}")
         workload = image_workload(arguments, nodes, batch, model=model, name=name, num_classes=samples.classes, **of)
-        factor = 1 if asked else size
-        factors: dict[LearningRateRule, float] = {"constant": 1, "linear": factor, "sqrt": math.sqrt(factor)}
+        scaled = rate if asked else rate * size ** RULES[arguments.lr_rule]
         try:
             run = TrainingRun(
                 name, workload, samples, -(-size // per_node), min(size, per_node), arguments.epochs,
-                arguments.optimizer, rate * factors[arguments.lr_rule], arguments.lr_rule, seed=arguments.seed,
-                **fields,
+                arguments.optimizer, scaled, arguments.lr_rule, seed=arguments.seed, **fields,
             )  # fmt: skip
         except ValueError as error:
             raise OptionError("--ranks, --batch", str(error), "", "Take fewer ranks, or a smaller batch.") from None
@@ -217,15 +355,14 @@ def _wrongs(run: TrainingRun, row: Row, checksums: Sequence[str]) -> list[str]:
     return [f"{run.id}: {wrong}" for wrong, is_so in checks.items() if is_so]
 
 
-def problems_of(measured: MeasuredSuite, runs: Sequence[Trained]) -> list[str]:
+def problems_of(measured: MeasuredSuite, runs: Iterable[Trained]) -> Iterator[str]:
     """Why runs are not complete, or have no checkpoint."""
-    return [
-        f"{one.run.id}, {len(one.epochs)} of {one.run.epochs} epochs trained: "
-        f"{measured.why_missing(one.run.id) or 'its end was not recorded'}"
-        for one in runs if not one.row["is_complete"]
-    ] + [
-        f"{one.run.id}: no checkpoint: {why}" for one in runs if (why := one.row.get("checkpoint_problem"))
-    ]  # fmt: skip
+    for run, epochs, row, _ in runs:
+        if not row["is_complete"]:
+            why = measured.why_missing(run.id) or "its end was not recorded"
+            yield f"{run.id}, {len(epochs)} of {run.epochs} epochs trained: {why}"
+        elif why := row["checkpoint_problem"]:
+            yield f"{run.id}: no checkpoint: {why}"
 
 
 def notes_of(runs: Sequence[Trained]) -> Iterator[str]:

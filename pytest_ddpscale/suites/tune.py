@@ -93,9 +93,8 @@ _PASTE = {
 }
 _RATIO = "{:.3f}×"
 _HOW = (
-    "Throughput with each setting over that without it. A gain counts if further launches confirm it, all gains "
-    f"together with the requested confidence, and if it is at least {100 * WORTH:g} %. Gains do not add up: measure "
-    "again. Take what changes training only if training may change."
+    f"Throughput with each setting over that without it. A gain counts if it is at least {100 * WORTH:g} %, and if "
+    "further launches confirm it. Gains do not add up: measure again."
 )
 _NOTES = {
     "hook": "changes training: gradients are sent with fewer bits", "precision": "changes the precision",
@@ -115,11 +114,10 @@ class Tune(Suite):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for the workload and the settings to try."""
+        add = adder(parser)
         add_workloads(parser, 1, "the first")
-        adder(parser)("--batch", "N", whole(MOST_BATCH), "samples per GPU; default: the workload's")
-        adder(parser)(
-            "--folder", "PATH", Path, "train on its images, with settings of their loader; default: synthetic"
-        )
+        add("--batch", "N", whole(MOST_BATCH), "samples per GPU; default: the workload's")
+        add("--folder", "PATH", Path, "train on its images, with settings of their loader; default: synthetic")
         parser.add_argument("--try", dest="tried", metavar='"NAME=V1,V2 …"',
             help=f"settings; a name in capitals is an environment variable. Default on GPUs: {USUAL_SETTINGS['cuda']}. "
                  f"CPU: {USUAL_SETTINGS['cpu']}. Also{USUAL_OF_DATA[0]}; with a folder instead{USUAL_OF_DATA[1]}"

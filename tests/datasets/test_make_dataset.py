@@ -70,7 +70,7 @@ def test_a_run_that_is_killed_leaves_no_folder_of_that_name_and_the_next_one_say
 
 def test_what_cannot_be_written_is_removed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = Mock(side_effect=OSError(28, "No space left on device"))
-    monkeypatch.setattr(make_dataset, "ProcessPoolExecutor", full)
+    monkeypatch.setattr(make_dataset, "ThreadPoolExecutor", full)
     with pytest.raises(OSError, match="No space"):
         write_dataset(tmp_path / "images", {"train": 73, "val": 7}, 5, 16)
     assert list(tmp_path.iterdir()) == []

@@ -33,7 +33,7 @@ from tests.suites.planned import SUITE_RECORD, planned, text_of, wavering
 
 Capture = pytest.CaptureFixture[str]
 COLUMNS = [Column("size", "Size"), Column("mib", "MiB"), Column("ms", "ms"),
-           Column("kept", "Kept", "{:.1%}", above="noise"), Column("absent", "Absent")]  # fmt: skip
+           Column("kept", "Kept", "{:.1%}"), Column("absent", "Absent")]  # fmt: skip
 ROWS = [{"size": "1 | MiB", "mib": 1, "ms": Found(12.5, (12.0, 13.0)), "kept": Found(1.1, (1.0, 1.2)), "hidden": 3},
         {"size": "=25 MiB", "mib": 25, "ms": 2.0, "kept": None},
         {"size": "wide", "mib": 3, "ms": Found(1.0, None), "kept": Found(-0.25, (-0.5, math.inf))}]  # fmt: skip

@@ -13,8 +13,7 @@ from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
 from pytest_ddpscale.suites.convergence import Convergence
 from pytest_ddpscale.suites.results import cell, ends
-from pytest_ddpscale.suites.training_runs import SPANS, trained_runs
-from pytest_ddpscale.suites.whole_run import WholeRun, sizes_of_set
+from pytest_ddpscale.suites.training_runs import SPANS, WholeRun, sizes_of_set, trained_runs
 from tests.approved import assert_approved
 from tests.builders.whole_runs import complete_suite, epoch_of, records_of, suite_of, training_run
 from tests.suites.planned import A6000, TWO_NODES, planned, text_of
