@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.find_batch import trial as trials
 from pytest_ddpscale.find_batch.trial import STEPS_PER_BLOCK, BatchTrial, questions_of, trial_plan
@@ -16,7 +18,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.settings import AUTO, share_between, whole
 from pytest_ddpscale.suites.engine import SuiteNodes, nodes_of
-from pytest_ddpscale.suites.options import MOST_BATCH, MOST_RANKS, add_workloads, at_most, workloads_of
+from pytest_ddpscale.suites.options import add_workloads, at_most, number, workloads_of
 from pytest_ddpscale.suites.results import cell
 from pytest_ddpscale.thresholds.site_file import Overlay, refuse_unwritable, write_overlay
 from pytest_ddpscale.util.command_parser import adder
@@ -40,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     # A block of warm-up, and one that is timed.
     add("--steps", "N", whole(1000, 2 * STEPS_PER_BLOCK), "least steps of each arm at each batch", 12)
     add("--fraction", "F", share_between(0.05, 1.0), "share of the memory that may be used", 0.9)
-    add("--ranks", "N", whole(MOST_RANKS), "ranks that train at once; default: all GPUs (CPU: cores) of this node")
+    add("--ranks", "N", number, "ranks that train at once; default: all GPUs (CPU: cores) of this node")
     add("--json", "FILE", Path, "write the results as JSON")
     add("--write", "NEW.yaml", Path, "write a new thresholds file with the batches, which extends --thresholds; an "
         "existing file is never changed")  # fmt: skip
@@ -48,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _batch(text: str) -> int:
-    batch = whole(MOST_BATCH, MULTIPLE)(text)
+    batch = whole(10**8, MULTIPLE)(text)
     if batch % MULTIPLE:
         raise ValueError(f"a multiple of {MULTIPLE}")
     return batch
@@ -99,7 +101,10 @@ def _search(
     """
     empty, family, tried = nodes.plan(), workload.family, list[BatchTrial]()
     questions = questions_of(nodes.subject.thresholds, empty.sku, workload, nodes.world_size)
-    limit, memory = trials.memory_limit() if nodes.is_cpu else (None, "of each GPU")
+    limit, memory = None, "of each GPU"
+    if nodes.is_cpu:
+        limit = psutil.virtual_memory().available
+        memory = f"that is free on this machine ({limit / _GIB:.2f} GiB)"
     [study] = trial_plan(empty, questions, arguments.least, arguments.steps).studies
     launch, arms = launch_here(empty.device_type), [arm.name for arm in study.arms]
     of: dict[str, Any] = {"workload": workload.name, "arms": arms, "largest": None, "fastest": None, "trials": tried}
@@ -107,7 +112,7 @@ def _search(
     form = ", ".join(filter(None, [family.trained, workload.precision, family.form]))
     rate, many = f"{family.unit}/s per {empty.device}", f"{family.samples} per {empty.device}"
     print(f"{workload.name} ({form}) on {count_text(nodes.world_size, 'rank')}, arms {', '.join(arms)}: within "
-          f"{percent(arguments.fraction)} of the memory {memory}{f' ({limit / _GIB:.2f} GiB)' if limit else ''}\n"
+          f"{percent(arguments.fraction)} of the memory {memory}\n"
           f"{'batch':>8}  {'fits':<4}  {'peak GiB':>8}  {'share':>6}  {rate:>13}", flush=True)  # fmt: skip
 
     def fits(batch: int) -> bool:

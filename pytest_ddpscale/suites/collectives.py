@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +24,12 @@ from pytest_ddpscale.judge.judge import Decider, judge
 from pytest_ddpscale.judge.metrics import GIGA
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.judge.values import values_of_probe
+from pytest_ddpscale.launch.supervisor import Judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import COLLECTIVES, KINDS, probe_size, size_text
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.report.digits import ABSENT, bound_text, limits_text, point_text
+from pytest_ddpscale.report.digits import bound_text, limits_text, point_text
 from pytest_ddpscale.report.figures import pair_bandwidths
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.report.words.verdicts import verdict_word
@@ -38,11 +39,8 @@ from pytest_ddpscale.suites.options import several
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, cases_of, json_of
 from pytest_ddpscale.util.command_parser import adder
-from pytest_ddpscale.util.document import Line, Listing, Section
+from pytest_ddpscale.util.document import Line, Section
 from pytest_ddpscale.util.printable import one_line
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.launch.supervisor import Judge
 
 _UNIT_BYTES = {"k": 2**10, "m": 2**20, "g": 2**30}
 USUAL_SIZES = "1KiB:1GiB"
@@ -56,29 +54,20 @@ OF_DEVICE: dict[DeviceType, tuple[int, float, float]] = {"cuda": (2**28, 0.1, 2.
 _SIZE = "([0-9]{1,4}) ?([KMG])(?:i?B)?"
 _RANGE = re.compile(f"{_SIZE}:{_SIZE}(?::([0-9]{{1,4}}))?", re.IGNORECASE)
 _SIZES = "BEGIN:END or BEGIN:END:FACTOR, with whole KiB, MiB or GiB up to 9999 and a factor from 2 up"
-_FP32_BYTES = 4
-# For these operations, nccl-tests' `count` column has the elements of one rank, because ranks share the message.
-_COUNTED_BY_RANK = ("all-gather", "reduce-scatter", "all-to-all")
-_SUMMING = ("all-reduce", "reduce-scatter", "reduce")
-_ROOTED = ("broadcast", "reduce")
-# As printed by nccl-tests (src/util.cu: writeResultHeader, writeBenchmarkLineBody, getFloatStr).
-_LINE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>7}  {:>6}"
-_HEADING = """\
-#       size         count      type   redop    root     time   algbw   busbw  #wrong        ±  rounds
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)"""
 _HOW = (
-    "By the formulas of nccl-tests, for the slowest rank, of several nodes on the slowest; ± is half of the interval "
-    "over the rounds. #wrong counts results, one per rank and round, that differ from the known values."
+    "By the formulas of nccl-tests, for the slowest rank, of several nodes on the slowest. #wrong counts results, one "
+    "per rank and round, that differ from the known values."
 )
 _JUDGED = "Judged with up to twice as many rounds, by intervals that are valid whenever measuring stops."
 _COLUMNS = [
     Column("operation", "Operation"), Column("world_size", "Ranks"),
-    Column("message", "message size", lambda size: size_text(int(size))),
-    Column("bus_bw_gbps", "busbw (GB/s)", better=1),
+    Column("message", "message size", lambda size: size_text(int(size))), Column("time_us", "time (µs)"),
+    Column("alg_bw_gbps", "algbw (GB/s)"), Column("bus_bw_gbps", "busbw (GB/s)", better=1),
+    Column("wrong", "#wrong"), Column("rounds", "rounds"), Column("place", "slowest"),
+    Column("why_not", "not measured"),
 ]  # fmt: skip
 _OF_PAIRS = [Column("pair", "Pair"), Column("gbps", "GB/s", better=1)]
 _OF_BOUNDS = [Column(name.lower(), name) for name in ("Requirement", "Value", "Limits", "Bound", "Verdict")]
-_GROUP = itemgetter("group")
 
 
 class Collectives(Suite):
@@ -149,12 +138,10 @@ class Collectives(Suite):
             ]
         if why := measured.why_missing(PROBES):
             problems.append(f"all or part of the sweep: {one_line(why)}")
-        for _, group in groupby(rows if not why else (), _GROUP):
-            theirs = [*group]  # a limit may leave out sizes, but not all of them
-            is_due = not any(row["bus_bw_gbps"] for row in theirs)
-            problems += not_measured(
-                row for row in theirs if is_due or row["bus_bw_gbps"] or row["probe"] not in evidence.unsupported
-            )
+        else:  # a limit may leave out sizes, but not all of a group
+            groups = {row["group"] for row in there}
+            left_out = [row for row in rows if row["group"] in groups and row["probe"] in evidence.unsupported]
+            problems += not_measured(row for row in rows if row["bus_bw_gbps"] or row not in left_out)
         for one in verdicts:
             if one.blocks():
                 said = problems if one.outcome == "not_measured" else failures
@@ -167,7 +154,7 @@ class Collectives(Suite):
              "reason": one_line(one.reason)}
             for one in verdicts
         ]  # fmt: skip
-        sweep = Rows("collectives", "", _COLUMNS, rows, 3)
+        sweep = Rows("collectives", "Sweep", _COLUMNS, rows, 3, [_HOW])
         curves = [
             replace(sweep, name=f"sweep-{ranks}", rows=[*theirs], drawn=Drawn(
                 f"Bus bandwidth over {ranks} ranks", "message", ("bus_bw_gbps",), "operation"
@@ -186,9 +173,7 @@ class Collectives(Suite):
         return Results(
             "Collectives", findings,
             [sweep, Rows("bounds", "Bounds", _OF_BOUNDS, bounds, notes=[_JUDGED]), Rows("pairs", "", _OF_PAIRS, pairs)],
-            problems, failures,
-            [Section("As nccl-tests prints it", [Line(_HOW), Listing("\n".join(nccl_lines(rows)))]),
-             Section("Pairs", slowest)], curves,
+            problems, failures, [Section("Pairs", slowest)], curves,
         )  # fmt: skip
 
 
@@ -205,8 +190,7 @@ def _row(measured: MeasuredSuite, probe: Arm, rounds: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "probe": probe.name, "operation": kind, "world_size": ranks, "message": message,
         "group": f"{kind} over {ranks} ranks" + f" of each of {places} nodes" * (places > 1),
-        "size_bytes": message, "redop": "sum" if kind in _SUMMING else "none", "root": 0 if kind in _ROOTED else -1,
-        "bus_bw_gbps": None, "wrong": 0, "why_not": "",
+        "size_bytes": message, "bus_bw_gbps": None, "wrong": 0,
     }  # fmt: skip
     found, probed = values_of_probe(probe, evidence), evidence.probed(probe)
     first = found.numbers < rounds
@@ -219,50 +203,20 @@ def _row(measured: MeasuredSuite, probe: Arm, rounds: int) -> dict[str, Any]:
     }
     place = min(estimates, key=lambda one: (estimates[one].value, one.ranks))
     busbw, factor, size = estimates[place], operation.bus_factor(ranks), int(np.nanmax(probed.work))
-    elements = size // _FP32_BYTES
-    lacking = f"{places - len(of_places)} of {places} nodes have no complete round"
+    if len(of_places) < places:
+        row["why_not"] = f"{places - len(of_places)} of {places} nodes have no complete round"
     return row | {
-        "size_bytes": size, "count": elements // ranks if kind in _COUNTED_BY_RANK else elements, "bus_bw_gbps": busbw,
-        "alg_bw_gbps": busbw.value / factor, "time_us": size * factor / GIGA * 1e6 / busbw.value, "place": place.name,
-        "rounds": len(of_places[place]), "wrong": int(probed.wrong.sum()), "checked": int(probed.present.sum()),
-        "why_not": lacking if len(of_places) < places else "",
+        "size_bytes": size, "time_us": size * factor / GIGA * 1e6 / busbw.value, "alg_bw_gbps": busbw.value / factor,
+        "bus_bw_gbps": busbw, "wrong": int(probed.wrong.sum()), "checked": int(probed.present.sum()),
+        "rounds": len(of_places[place]), "place": place.name,
     }  # fmt: skip
 
 
 def not_measured(rows: Iterable[Row]) -> Iterator[str]:
     """A sentence for the sizes of one operation and number of ranks that lack a measurement for the same reason."""
-    lacking = (row for row in rows if row["why_not"])
+    lacking = (row for row in rows if "why_not" in row)
     for (group, why), theirs in groupby(lacking, itemgetter("group", "why_not")):
         yield f"{group}, {', '.join(size_text(row['message']) for row in theirs)}: {one_line(why)}"
-
-
-def number_in_width(value: float, width: int) -> str:
-    """A number with up to two decimals as they fit, else in scientific notation, as nccl-tests' getFloatStr writes."""
-    for decimals in (2, 1, 0):
-        text = f"{value:.{decimals}f}"
-        if len(text) <= width:
-            return text
-    return f"{value:.{1 if width >= 7 else 0}e}"
-
-
-def nccl_lines(rows: Iterable[Row]) -> Iterator[str]:
-    """The rows of a sweep as nccl-tests' text, then half the interval and the rounds, with comments for everything that
-    is not a measurement.
-    """
-    for name, group in groupby(rows, _GROUP):
-        yield f"# {name}\n{_HEADING}"
-        theirs = [*group]
-        for row in theirs:
-            if busbw := row["bus_bw_gbps"]:
-                low, high = busbw.interval or (0, 0)
-                yield _LINE.format(
-                    row["size_bytes"], row["count"], "float", row["redop"], row["root"],
-                    number_in_width(row["time_us"], 7), number_in_width(row["alg_bw_gbps"], 6),
-                    number_in_width(busbw.value, 6), row["wrong"],
-                    f"{50 * (high - low) / busbw.value:.1f} %" if busbw.interval else ABSENT, row["rounds"],
-                )  # fmt: skip
-        yield from (f"# not measured: {said}" for said in not_measured(theirs))
-        yield "#"
 
 
 def sizes_of(text: str) -> tuple[int, ...]:

@@ -21,21 +21,19 @@ from pytest_ddpscale.families.image import CLASSIFIER
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import TrainingRun
-from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.engine import MeasuredSuite, Suite, SuiteNodes, mean_estimate
 from pytest_ddpscale.suites.factors import by_factor
 from pytest_ddpscale.suites.options import (
-    MOST_BATCH,
     above_zero,
     add_feature_weights,
     image_model,
+    number,
     on_features,
     one_factor,
     several,
 )
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell_with_ends
 from pytest_ddpscale.suites.training_runs import (
-    MOST_SAMPLES,
     Trained,
     add_training,
     made_set,
@@ -74,11 +72,11 @@ class Convergence(Suite):
         parser.add_argument("--frozen", action="store_true",
             help="train a classifier with hidden layers of --hidden on the features of --model")  # fmt: skip
         add_feature_weights(parser)
-        add("--hidden", "N,N", several(whole(10**5)), f"units of the hidden layers, {told}", "256")
-        add("--batches", "N,N", several(whole(MOST_BATCH)), "further images per rank, beside --batch, the centre")
-        add("--samples", "N", whole(MOST_SAMPLES), "images made in memory", 4096)
+        add("--hidden", "N,N", several(number), f"units of the hidden layers, {told}", "256")
+        add("--batches", "N,N", several(number), "further images per rank, beside --batch, the centre")
+        add("--samples", "N", number, "images made in memory", 4096)
         add("--mnist", "FOLDER", Path, "train on MNIST's idx files instead")
-        add("--global-batch", "N", whole(10**8), "images of all ranks together, instead of --batch per rank")
+        add("--global-batch", "N", number, "images of all ranks together, instead of --batch per rank")
         add_training(parser, pixels=None, epochs=20, batch=32)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
@@ -141,7 +139,7 @@ class Convergence(Suite):
 
 
 def _cell(launches: Sequence[Trained], confidence: float) -> Row:
-    """What launches of one size and model have in common, and means with intervals if all measured ones have a value."""
+    """What launches of one size and model have in common, and means, if all that were measured have a value."""
     first, complete = launches[0].run, [one.row for one in launches if one.row["is_complete"]]
     model, row = first.workload.family.model, dict[str, Any]()
     for key in ("iterations", "epochs", "seconds", "accuracy"):

@@ -21,6 +21,7 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,10 +38,9 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.strict_json import Positive, decode
-from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.comparing import SuiteDiff, diff_of
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, above_zero, image_model, several
+from pytest_ddpscale.suites.options import above_zero, image_model, number, several
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell_with_ends
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Block, Line, Listing, Section
@@ -61,6 +61,7 @@ _COLUMNS = (
     Column("model", "Model"), Column("batch", "Batch"), Column("size", "Size"),
     Column("bucket_cap_mb", "bucket_cap_mb"), Column("gpus", "Devices"), *_BESIDE,
 )  # fmt: skip
+_MODEL = itemgetter("model", "batch")
 _DRAWN = Drawn("Throughput per device over no ddp", "gpus", ("efficiency",), "curve")
 _HEAD = (
     "* PyTorch version: {pytorch_version}\n* CUDA version: {cuda_version}\n"
@@ -218,8 +219,8 @@ def _diff_lines(files: Sequence[DdpBenchmarkFile], rows: Sequence[Row], others: 
     yield f"{'':20s} {'-' * 20}      {'-' * 20}"
     for (key, value), other in zip(*(one.configuration.items() for one in files), strict=True):
         yield f"{key + ':':20s} {value:>20s}  vs  {other[1]:>20s}"
-    there = {(*_model(row), row["size"]): row for row in others if row["size"] != NO_DDP}
-    for (model, batch), of_model in groupby(rows, _model):
+    there = {(*_MODEL(row), row["size"]): row for row in others if row["size"] != NO_DDP}
+    for (model, batch), of_model in groupby(rows, _MODEL):
         head = f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(PERCENTS_OF_DIFF)
         yield from ("", f"Benchmark: {model} with batch size {batch}", "", " " * 10 + head)
         for row in (row for row in of_model if (model, batch, row["size"]) in there):
@@ -230,10 +231,6 @@ def _diff_lines(files: Sequence[DdpBenchmarkFile], rows: Sequence[Row], others: 
                 cells += f"  p{p:02d}: {after:8.3f}s {int(batch / after):7d}/s {share:+8.1f}%"
             yield f"{row['gpus']:>4d} {files[0].devices}:{cells}"
     yield ""
-
-
-def _model(row: Row) -> tuple[str, int]:
-    return row["model"], row["batch"]
 
 
 class PytorchDdp(Suite):
@@ -247,8 +244,8 @@ class PytorchDdp(Suite):
         add = adder(parser)
         models = "resnet50,resnet101,resnext50_32x4d,resnext101_32x8d"
         add("--models", "M1,M2", several(image_model), "torchvision models", models)
-        add("--batch", "N", whole(MOST_BATCH), "images per GPU", 32)
-        add("--image-size", "PIXELS", whole(10**4), "", 224)
+        add("--batch", "N", number, "images per GPU", 32)
+        add("--image-size", "PIXELS", number, "", 224)
         told = "bucket_cap_mb to compare with 25 MiB at every size, such as 1,5,10,50,100"
         add("--bucket-sizes", "MB,MB", several(_variant), told)
 

@@ -165,8 +165,8 @@ class MeasuredSuite:
         for study in self.plan.studies:
             rounds, why = self.paces(study, *study.arms).shape[1], self.why_missing(study.id)
             if why or not rounds:
-                so_far = f"after {rounds} of {study.rounds} rounds" if rounds else "no complete round"
-                found.append(f"{study.workload.name}: {so_far}{f': {why}' if why else ''}")
+                so_far = f"{study.workload.name}: {rounds} of {study.rounds} rounds"
+                found.append(f"{so_far}: {why}" if why else so_far)
         return found
 
 
@@ -265,8 +265,7 @@ class SuiteSource(EvidenceSource):
                 self.measure(self._progress(self.plan_to_measure))
             more, is_first = None, len(self.plan.study_ids) == len(self._first.study_ids)
             if is_first and not self.writing_problem:
-                _, measured = suite_told(self.measured_run)
-                more = self._suite.further(self._arguments, self._nodes, measured)
+                more = self._suite.further(self._arguments, self._nodes, suite_told(self.measured_run)[1])
             if more is not None:
                 self.measured_run.write_json(self.measured_run.plan_json, self.plan.joined(more))
                 self._launch(more, self._progress(more))
@@ -283,12 +282,13 @@ class SuiteSource(EvidenceSource):
 
         def show(line: str, passing: bool) -> None:
             nonlocal shown_s
+            if passing and not is_terminal and time.monotonic() - shown_s < 60:
+                return
+            shown_s, end = time.monotonic(), "\n"
             if is_terminal:
-                width = shutil.get_terminal_size().columns - 1 if passing else None
-                print(f"\r\x1b[K{line[:width]}", end="" if passing else "\n", file=sys.stderr, flush=True)
-            elif not passing or time.monotonic() - shown_s >= 60:
-                shown_s = time.monotonic()
-                print(line, file=sys.stderr, flush=True)
+                width, end = (shutil.get_terminal_size().columns - 1, "") if passing else (None, end)
+                line = f"\r\x1b[K{line[:width]}"
+            print(line, end=end, file=sys.stderr, flush=True)
 
         if warning := load_warning(os.getloadavg()[0], os.cpu_count() or 1):
             show(warning, False)

@@ -22,7 +22,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE_THROUGHPUT
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.engine import OF_STEPS, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, add_image_model, counts, image_workload
+from pytest_ddpscale.suites.options import add_image_model, image_workload, numbers
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.command_parser import adder
@@ -52,7 +52,7 @@ class Inference(Suite):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for model and batches."""
         add_image_model(parser)
-        adder(parser)("--batches", "N,N", counts(MOST_BATCH), self.batches, "32,64,128,256")
+        adder(parser)("--batches", "N,N", numbers, self.batches, "32,64,128,256")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each batch, the smallest first; a batch that exceeds the memory ends only its own study."""
@@ -154,11 +154,9 @@ def _split_rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
         return np.asarray(measured.paces(study, *arms) * [[arm.world_size] for arm in arms])
 
     by_kind = {arm.kind: arm for arm in study.arms}
-    for arm in study.arms:
-        way = WAYS.get(arm.kind) or count_text(arm.world_size, "rank")
-        row: dict[str, Any] = {"batch": study.workload.batch_size, "way": way, "samples_per_s": None}
-        if arm.kind != "parallel_apply":
-            row["samples_per_s"] = measured.estimated(paces(arm)[0])
+    for arm in (one for one in study.arms if one.kind != "parallel_apply"):
+        way, pace = WAYS.get(arm.kind) or count_text(arm.world_size, "rank"), measured.estimated(paces(arm)[0])
+        row: dict[str, Any] = {"batch": study.workload.batch_size, "way": way, "samples_per_s": pace}
         if arm.kind in WAYS:
             row["to_ranks"] = measured.estimated(np.divide(*paces(arm, study.arms[-1])))
             of_pass, computing = 1000 * arm.batch_size / paces(arm, by_kind["parallel_apply"])

@@ -16,9 +16,9 @@ from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
 from pytest_ddpscale.report.where_time_goes import waited_s_per_step
-from pytest_ddpscale.settings import on_or_off, whole
+from pytest_ddpscale.settings import on_or_off
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, add_image_model, counts, folder_data, image_workload, several
+from pytest_ddpscale.suites.options import add_image_model, counts, folder_data, image_workload, number, several
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
@@ -48,7 +48,7 @@ class InputPipeline(Suite):
         add("--prefetch", "N,N", counts(MOST_PREFETCH), "batches that each worker reads ahead", "2")
         add("--pin-memory", "true,false", several(on_or_off), "whether batches go through pinned memory", "true")
         add_image_model(parser)
-        add("--batch", "N", whole(MOST_BATCH), "images per GPU", 128)
+        add("--batch", "N", number, "images per GPU", 128)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan one study with synthetic data and each setting of the loader."""
@@ -70,8 +70,8 @@ class InputPipeline(Suite):
         rows = [*_rows(measured, study)]
         finding = f"no setting is shown to reach {percent(WORTH)} of the fastest"
         if chosen := recommended(rows):
-            reached = f" ({cell(chosen['efficiency'], _RATIO)} the throughput on synthetic data)"
-            finding = f"to set: {chosen['data']}{reached * bool(chosen['efficiency'])}"
+            reached = f"{cell(chosen['efficiency'], _RATIO)} the throughput on synthetic data"
+            finding = f"to set: {chosen['data']} ({reached})"
         columns = [
             Column("data", "Data"), Column("samples_per_s_per_gpu", f"{plan.unit}/s per {plan.device}", better=1),
             Column("efficiency", "Efficiency", _RATIO), Column("to_fastest", "Of the fastest", _RATIO),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import product
 from operator import ne
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families import family_of, known_models
@@ -18,13 +18,11 @@ from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.settings import whole
+from pytest_ddpscale.suites.engine import SuiteNodes
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.util.command_parser import adder
 
-if TYPE_CHECKING:
-    from pytest_ddpscale.suites.engine import SuiteNodes
-
-MOST_BATCH, MOST_RANKS = 10**6, 10**6
+number = whole(10**8)  # beyond any real use
 # On their features there is one linear layer, like their original head.
 LINEAR = ("squeezenet1_0", "squeezenet1_1", "resnet18")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
@@ -39,6 +37,9 @@ def several(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
 def counts(most: int, least: int = 1) -> Callable[[str], list[int]]:
     """A parser of whole numbers, each once, ascending; at least one."""
     return lambda text: sorted(several(whole(most, least))(text))
+
+
+numbers = counts(10**8)
 
 
 def above_zero(text: str) -> float:
@@ -75,7 +76,7 @@ def add_images(
     parser: argparse.ArgumentParser, pixels: int | None = 224, precision: str | None = "fp32", usual: str = "fp32"
 ) -> None:
     """Add options for images and precision with these defaults; `usual` says what the precision is without one."""
-    adder(parser)("--image-size", "PIXELS", whole(10**4), "" if pixels else "default: 28, with --model 64", pixels)
+    adder(parser)("--image-size", "PIXELS", number, "" if pixels else "default: 28, with --model 64", pixels)
     parser.add_argument("--precision", choices=PRECISIONS, default=precision, help=f"by autocast; default: {usual}")
 
 
@@ -133,7 +134,7 @@ def add_workloads(parser: argparse.ArgumentParser, count: int | str, usual: str)
     more("--workload", nargs=count, default=[], metavar="NAME", help=f"of the SKU; default: {usual}")
     add("--model", "MODEL", str, "torchvision model instead; needs --precision")
     more("--precision", choices=PRECISIONS, help="of --model")
-    add("--image-size", "PIXELS", whole(10**4), "of --model; default: that of the SKU's workloads, else 224")
+    add("--image-size", "PIXELS", number, "of --model; default: that of the SKU's workloads, else 224")
 
 
 def workloads_of(arguments: argparse.Namespace, sku: Sku, device_type: DeviceType) -> list[Workload]:

@@ -31,7 +31,7 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, Workload
 from pytest_ddpscale.settings import on_or_off, one_of, read_value, whole
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes, geometric_mean_estimate
-from pytest_ddpscale.suites.options import MOST_BATCH, PRECISIONS, above_zero, add_workloads, folder_data, workloads_of
+from pytest_ddpscale.suites.options import PRECISIONS, above_zero, add_workloads, folder_data, number, workloads_of
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell_with_ends
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Listing, Section
@@ -52,7 +52,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "broadcast_buffers": on_or_off, "high_priority_stream": on_or_off, "fused_optimizer": on_or_off,
     "precision": one_of(*PRECISIONS), "memory_format": one_of(*get_args(MemoryFormat)),
     "compile": one_of(*get_args(CompileMode)), "hook": one_of(*get_args(CommunicationHook)),
-    "accumulation_steps": whole(10**4), BATCH: whole(MOST_BATCH), "uneven_share": above_zero,
+    "accumulation_steps": number, BATCH: number, "uneven_share": above_zero,
     "workers": whole(MOST_LOADER_WORKERS, 0), "prefetch": whole(MOST_PREFETCH), "pin_memory": on_or_off,
 }  # fmt: skip
 # Tried without --try: several values for each name.
@@ -116,7 +116,7 @@ class Tune(Suite):
         """Add options for the workload and the settings to try."""
         add = adder(parser)
         add_workloads(parser, 1, "the first")
-        add("--batch", "N", whole(MOST_BATCH), "samples per GPU; default: the workload's")
+        add("--batch", "N", number, "samples per GPU; default: the workload's")
         add("--folder", "PATH", Path, "train on its images, with settings of their loader; default: synthetic")
         parser.add_argument("--try", dest="tried", metavar='"NAME=V1,V2 …"',
             help=f"settings; a name in capitals is an environment variable. Default on GPUs: {USUAL_SETTINGS['cuda']}. "
@@ -252,16 +252,17 @@ def tried_settings(measured: MeasuredSuite) -> list[Row]:
     again = sum(studies[-1].launch > 1 for studies in of_setting.values())
     for setting, studies in of_setting.items():
         first, further = studies[0], None
-        why = next(filter(None, (measured.why_missing(one.id) for one in studies)), "")
         screened = measured.throughput(first, *first.arms[::-1]) if first.launch == 1 else None
         ratios = [_launch_ratio(measured, study, usual) for study in studies if study.launch > 1]
         there = [ratio for ratio in ratios if ratio is not None]
         if len(there) > 2:
             further = geometric_mean_estimate(there, 1 - (1 - measured.confidence) / again)
-        says = "not measured" if why else _says(further or screened, further is not None)
+        says = _says(further or screened, further is not None)
+        if any(measured.why_missing(one.id) for one in studies):
+            says = "not measured"
         found.append({
             "setting": setting, "ratio": further or screened, "first_launch": screened, "further_launches": further,
-            "says": says, "note": _note(first, measured.plan.device_type), "why_missing": why, "paste": _paste(first),
+            "says": says, "note": _note(first, measured.plan.device_type), "paste": _paste(first),
             "is_recommended": says == FASTER and not first.arms[-1].variant.uneven_share,
         })  # fmt: skip
     return sorted(found, key=lambda row: (row["says"] != FASTER, -(row["further_launches"] or [0.0])[0]))
