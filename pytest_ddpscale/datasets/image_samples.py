@@ -77,15 +77,15 @@ def read_samples(folder: str, split: Split, family: Family) -> ImageSamples:
         ValueError: the folder or the split is missing, a class is empty, or there are more classes than the model has;
             the message names the path.
     """
-    root, most = Path(folder, split), family.num_classes
+    root = Path(folder, split)
     try:
         found = ImageFolder(str(root))
     except OSError as error:
         hint = f"a folder {split} with a folder of images for each class, on every node"
         raise ValueError(f"{root}: {_reason(error)}; expected {hint}") from None
     classes = len(found.classes)
-    if classes > most:
-        told = f"{classes} classes, but the workload has num_classes {most}"
+    if classes > family.num_classes:
+        told = f"{classes} classes, but the workload has num_classes {family.num_classes}"
         raise ValueError(f"{root}: {told}; expected at most as many")
     return ImageSamples(found, family.image_size)
 

@@ -27,7 +27,6 @@ from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.owned_folder import owned_folder
 
 MULTIPLE = 8  # suits tensor cores; a finer search is not worth the launches
-NOTHING_FITS = 1  # exit code
 _GIB = 2**30
 
 
@@ -57,12 +56,14 @@ def _batch(text: str) -> int:
 
 
 def _find_max_batch(arguments: argparse.Namespace) -> int:
-    """Try batches of each workload. Returns the exit code. Raises DdpscaleError."""
+    """Try batches of each workload. Returns the exit code, 1 if no batch of one fits. Raises DdpscaleError."""
     json, new = arguments.json, arguments.write
     if arguments.least > arguments.most:
         raise OptionError("--least", f"found {arguments.least}", f"at most {arguments.most}, as --most says")
-    here = {"gpu_sku": arguments.gpu_sku, "thresholds": arguments.thresholds, "ddp_gpus_per_node": arguments.ranks}
-    nodes = nodes_of(argparse.Namespace(ddp_launcher="torchrun", **here))
+    nodes = nodes_of(argparse.Namespace(
+        gpu_sku=arguments.gpu_sku, thresholds=arguments.thresholds, ddp_gpus_per_node=arguments.ranks,
+        ddp_launcher="torchrun",
+    ))  # fmt: skip
     at_most("--ranks", arguments.ranks or 1, nodes.ranks_per_node)
     thresholds, sku, found = nodes.subject.thresholds, nodes.subject.sku, list[dict[str, Any]]()
     workloads = workloads_of(arguments, thresholds.thresholds.skus[sku], nodes.subject.device_type)
@@ -87,7 +88,7 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
     if new is not None and batches:
         text = write_overlay(new, Overlay("find-max-batch", thresholds, sku, {"batch": batches}))
         print(f"{text}\nWrote {new}. Next: pytest --gpu-sku={sku} --thresholds={new}")
-    return 0 if len(batches) == len(found) else NOTHING_FITS
+    return int(len(batches) < len(found))
 
 
 def _search(

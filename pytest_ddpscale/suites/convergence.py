@@ -10,7 +10,7 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -112,7 +112,7 @@ class Convergence(Suite):
             f"last one is {one.row['loss']:.4g}"
             for one in runs if one.row["is_complete"] and "iterations" not in one.row
         ]  # fmt: skip
-        wrongs = [wrong for one in runs for wrong in one.wrongs]
+        failures = [*chain(*(one.wrongs for one in runs)), *missed, *filter(None, map(_without_meaning, runs))]
         reached = [
             f"{row['run']} in {cell_with_ends(row['iterations'])} iterations" for row in cells if row["iterations"]
         ]
@@ -133,8 +133,7 @@ class Convergence(Suite):
         every = Rows("runs", "", [Column("run", "Run")], [one.row for one in runs])
         return Results(
             f"Convergence to a loss of {of.loss_threshold:g} on {of.samples.name}", findings, [table, losses, every],
-            [*problems_of(measured, runs)], [*wrongs, *missed, *filter(None, map(_without_meaning, runs))],
-            pictures=curves,
+            [*problems_of(measured, runs)], failures, pictures=curves,
         )  # fmt: skip
 
 

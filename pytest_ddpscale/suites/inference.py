@@ -39,7 +39,6 @@ _OF_SPLIT = (
     "Computation: the passes on all devices at once, with copies and inputs in place, which both ways make. "
     "Communication: what a pass takes longer in the same round: copying the model, scattering and gathering.",
 )
-_CPU = "nn.DataParallel needs two GPUs: not measured."
 
 
 class Inference(Suite):
@@ -132,7 +131,7 @@ class DataParallel(Inference):
             Column("communication_ms", "Communication ms", better=-1),
         ]  # fmt: skip
         drawn = Drawn(f"{plan.samples.capitalize()} per second by batch", "batch", ("samples_per_s",), by="way")
-        notes = [*_OF_SPLIT, *[_CPU] * (plan.device_type == "cpu")]
+        notes = [*_OF_SPLIT, *["nn.DataParallel needs two GPUs: not measured."] * (plan.device_type == "cpu")]
         table = Rows("data-parallel", "By batch", columns, rows, 2, notes, drawn)
         of, devices = plan.studies[0].workload, plan.studies[0].arms[-1].world_size
         what = f"Inference of {of.family.model} in {of.precision} by one process on {devices} devices"

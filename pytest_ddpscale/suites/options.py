@@ -69,13 +69,12 @@ def image_model(text: str) -> str:
 def add_image_model(parser: argparse.ArgumentParser) -> None:
     """Add options for a model, its images and its precision."""
     adder(parser)("--model", "MODEL", image_model, "torchvision model", "resnet50")
-    add_images(parser, 224, None, "fp16, on a CPU fp32")
+    add_images(parser, precision=None)
 
 
-def add_images(
-    parser: argparse.ArgumentParser, pixels: int | None = 224, precision: str | None = "fp32", usual: str = "fp32"
-) -> None:
-    """Add options for images and precision with these defaults; `usual` says what the precision is without one."""
+def add_images(parser: argparse.ArgumentParser, pixels: int | None = 224, precision: str | None = "fp32") -> None:
+    """Add options for images and precision with these defaults."""
+    usual = precision or "fp16, on a CPU fp32"
     adder(parser)("--image-size", "PIXELS", number, "" if pixels else "default: 28, with --model 64", pixels)
     parser.add_argument("--precision", choices=PRECISIONS, default=precision, help=f"by autocast; default: {usual}")
 
@@ -138,10 +137,27 @@ def add_workloads(parser: argparse.ArgumentParser, count: int | str, usual: str)
 
 
 def workloads_of(arguments: argparse.Namespace, sku: Sku, device_type: DeviceType) -> list[Workload]:
-    """The workloads that `add_workloads` asks for. Raises OptionError."""
+    """The workloads that `add_workloads` asks for.
+
+    Of a model, other settings are those of the SKU's workload with that model, or defaults.
+
+    Raises:
+        OptionError: they are unknown, no family has the model, or it takes no images of that size.
+    """
     names, model, precision, size = arguments.workload, arguments.model, arguments.precision, arguments.image_size
     if model and precision and not names:
-        return [_workload_of(sku, model, precision, size, device_type)]
+        kind = family_of(model)
+        if kind is None:
+            raise OptionError("--model", f"found {model!r}", known_models())
+        alike = next((one for one in sku.workloads.values() if one.family.model == model), None)
+        if alike is None:
+            alike = Workload("", kind.usual(model, is_cpu=device_type == "cpu"), precision, 1)
+        name = f"{model}-{precision}".replace("_", "-")
+        try:
+            family = alike.family.sized(size)
+        except ValueError as error:
+            raise OptionError("--image-size", str(error)) from None
+        return [replace(alike, name=name, precision=precision, family=family, data="synthetic")]
     if model or precision or size:
         expected = "--model with --precision, or --workload alone, which has its own"
         raise OptionError("--model, --precision, --image-size", "these do not name a workload", expected)
@@ -150,22 +166,3 @@ def workloads_of(arguments: argparse.Namespace, sku: Sku, device_type: DeviceTyp
         known = ", ".join(sku.workloads) or "the workloads of a SKU that has some: --model"
         raise OptionError("--workload", f"found {unknown[0] if unknown else 'nothing'!r}", f"some of {known}")
     return [sku.workloads[name] for name in dict.fromkeys(names or sku.workloads)]
-
-
-def _workload_of(sku: Sku, model: str, precision: Precision, size: int | None, device_type: DeviceType) -> Workload:
-    """A workload for any model; other settings are those of the SKU's workload with that model, or defaults.
-
-    Raises:
-        OptionError: no family has the model, or it takes no images of that size.
-    """
-    kind = family_of(model)
-    if kind is None:
-        raise OptionError("--model", f"found {model!r}", known_models())
-    alike = next((one for one in sku.workloads.values() if one.family.model == model), None)
-    if alike is None:
-        alike = Workload("", kind.usual(model, is_cpu=device_type == "cpu"), precision, 1)
-    name = f"{model}-{precision}".replace("_", "-")
-    try:
-        return replace(alike, name=name, precision=precision, family=alike.family.sized(size), data="synthetic")
-    except ValueError as error:
-        raise OptionError("--image-size", str(error)) from None

@@ -218,10 +218,11 @@ def read_set(kind: DataKind, folder: Path) -> SampleSet:
     """The data set in a folder, as ranks will read it. Raises OptionError."""
     from pytest_ddpscale.datasets.image_samples import read_mnist, read_samples
 
-    path, splits, of_any = folder.expanduser().absolute(), get_args(Split), ImageFamily("resnet50", num_classes=10**6)
+    path, of_any = folder.expanduser().absolute(), ImageFamily("resnet50", num_classes=10**6)
     try:
         found = [
-            read_mnist(path, one)[1] if kind == "mnist" else read_samples(str(path), one, of_any) for one in splits
+            read_mnist(path, split)[1] if kind == "mnist" else read_samples(str(path), split, of_any)
+            for split in get_args(Split)
         ]
     except ValueError as error:
         raise OptionError(f"--{kind}", str(error)) from None
@@ -339,14 +340,13 @@ def _measured(run: TrainingRun, epochs: Sequence[TrainedEpoch], end: TrainedRun,
 def _wrongs(run: TrainingRun, row: Row, checksums: Sequence[str]) -> list[str]:
     """Why a complete run is invalid: replicas differ, or, where its times count, steps or seconds are missing."""
     times, skipped, missing = run.loss_threshold is None, row["skipped_steps"], row["unexplained"]
-    most_skipped, most_missing = percent(MOST_SKIPPED_STEPS), percent(MOST_UNEXPLAINED)
     checks = {
         f"the ranks' parameters differ at the end: {', '.join(checksums)}": len({*checksums}) > 1,
         f"loss scaling skipped {skipped} of {row['steps']} optimizer steps; "
-        f"at most {most_skipped} is allowed: train more epochs, or in bf16":
+        f"at most {percent(MOST_SKIPPED_STEPS)} is allowed: train more epochs, or in bf16":
             times and skipped > MOST_SKIPPED_STEPS * row["steps"],
         f"{percent(missing, 1)} of the {row['outer_s']:.4g} s since its launch are unexplained; "
-        f"at most {most_missing} is allowed": times and abs(missing) > MOST_UNEXPLAINED,
+        f"at most {percent(MOST_UNEXPLAINED)} is allowed": times and abs(missing) > MOST_UNEXPLAINED,
     }  # fmt: skip
     return [f"{run.id}: {wrong}" for wrong, is_so in checks.items() if is_so]
 

@@ -145,11 +145,12 @@ class Tune(Suite):
             f"{row['setting']} {cell_with_ends(row['ratio'], _RATIO)}"
             for row in rows if row["is_recommended"]
         ]  # fmt: skip
-        said = f"{len(gains)} of {len(rows)} settings are faster: {', '.join(gains)}"
+        finding = f"none of {len(rows)} settings is shown to be faster"
+        if gains:
+            finding = f"{len(gains)} of {len(rows)} settings are faster: {', '.join(gains)}"
         table = Rows("tune", "Settings", _COLUMNS, rows, notes=[_HOW], drawn=_DRAWN)
         code = Listing("\n\n".join(f"# {row['setting']}\n{row['paste']}" for row in rows))
-        findings = [said if gains else f"none of {len(rows)} settings is shown to be faster"]
-        return Results("Tuning", findings, [table], measured.problems(), more=[Section("To paste", [code])])
+        return Results("Tuning", [finding], [table], measured.problems(), more=[Section("To paste", [code])])
 
 
 def settings_of(text: str, workload: Workload) -> list[Setting]:
