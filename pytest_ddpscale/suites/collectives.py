@@ -61,7 +61,7 @@ _HOW = (
 _JUDGED = "Judged with up to twice as many rounds, by intervals that are valid whenever measuring stops."
 _COLUMNS = [
     Column("operation", "Operation"), Column("world_size", "Ranks"),
-    Column("message", "message size", lambda size: size_text(int(size))), Column("time_us", "time (µs)"),
+    Column("message", "message size", lambda size: size_text(int(size))), Column("time_us", "time (µs)", "{:.6g}"),
     Column("alg_bw_gbps", "algbw (GB/s)"), Column("bus_bw_gbps", "busbw (GB/s)", better=1),
     Column("wrong", "#wrong"), Column("rounds", "rounds"), Column("place", "slowest"),
     Column("why_not", "not measured"),
