@@ -27,13 +27,13 @@ OF_CULPRIT = ("is_certain", "slowdown", "slow_rounds", "rounds", "peers")
 OF_CAUSE = ("category", "severity", "explains")
 NAMES_OF_ROWS = (
     "run", "data_set", "launch", "batch", "gpus", "ranks", "world_size", "name", "size", "model", "workload", "hidden",
-    "operation", "size_bytes", "redop", "pair", "setting", "data", "requirement", "cell", "factor", "way", "epoch",
+    "operation", "size_bytes", "pair", "setting", "data", "requirement", "cell", "factor", "way", "epoch",
     "metric", "bucket_cap_mb", "over",
 )  # fmt: skip
 # Sentences, settings of the command, and numbers that follow from others.
 NO_FACTS_OF_SUITE = {
     "schema_version", "suite", "headline", "problems", "failures", "problem", "reason", "why_not", "why_missing",
-    "paste", "document_gb_per_epoch", "sent_gb_per_rank_and_epoch", "failure",
+    "paste", "document_gb_per_epoch", "failure",
 }  # fmt: skip
 OF_COMPARED = ("value_a", "value_b", "change", "is_ratio", "difference", "is_worse", "nodes", "of", "is_lost")
 OF_CALIBRATED = ("value", "bound", "node_sd", "launch_sd", "reach", "margin_pct", "nodes", "launches", "sd_is")

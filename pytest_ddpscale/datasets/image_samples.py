@@ -20,7 +20,6 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
 
-from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, read_dataset_record
 from pytest_ddpscale.families.family import Family
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.plan.workload import Split
@@ -75,24 +74,18 @@ def read_samples(folder: str, split: Split, family: Family) -> ImageSamples:
     """The images of one split of a folder.
 
     Raises:
-        ValueError: the folder or the split is missing, a class is empty, or images written by `ddpscale make-dataset`
-            are missing, or there are more classes than the model has; the message names the path.
+        ValueError: the folder or the split is missing, a class is empty, or there are more classes than the model has;
+            the message names the path.
     """
-    root, most = Path(folder, split), family.num_classes
+    root = Path(folder, split)
     try:
-        record, found = read_dataset_record(Path(folder)), ImageFolder(str(root))
+        found = ImageFolder(str(root))
     except OSError as error:
         hint = f"a folder {split} with a folder of images for each class, on every node"
         raise ValueError(f"{root}: {_reason(error)}; expected {hint}") from None
-    except ValueError as error:
-        raise ValueError(f"{Path(folder, DATASET_FILE)}: {error}; expected the file from make-dataset") from None
-    images, classes = len(found.samples), len(found.classes)
-    written = images if record is None else record.images.get(split, 0)
-    if images != written:
-        said = f"expected {written} according to {DATASET_FILE}"
-        raise ValueError(f"{root}: {images} images; {said}. Delete the folder and make it again")
-    if classes > most:
-        told = f"{classes} classes, but the workload has num_classes {most}"
+    classes = len(found.classes)
+    if classes > family.num_classes:
+        told = f"{classes} classes, but the workload has num_classes {family.num_classes}"
         raise ValueError(f"{root}: {told}; expected at most as many")
     return ImageSamples(found, family.image_size)
 

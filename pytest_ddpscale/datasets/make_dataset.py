@@ -9,21 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, DatasetRecord
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.settings import whole
 from pytest_ddpscale.util.command_parser import adder
-from pytest_ddpscale.util.orphans import die_with_parent
 
 # Training images, classes and pixels of the data sets of a published measurement, as far as it gives
 # them: Jordi Torres, "Supercomputing for AI", chapter 12. docs/suites.md says where each is from.
@@ -57,17 +52,19 @@ def _make_dataset(arguments: argparse.Namespace) -> None:
     validation = max(1, images // 10)
     if classes > validation:
         raise OptionError("--classes", f"found {classes} for {validation} images to validate", "at most one for each")
-    record = DatasetRecord(images={"train": images, "val": validation}, classes=classes, image_size=pixels)
-    size_mb = write_dataset(arguments.folder, record) / 1e6
+    size_mb = write_dataset(arguments.folder, {"train": images, "val": validation}, classes, pixels) / 1e6
     what = f"{images:,} images to train, {validation:,} to validate, {classes} classes, {pixels} px"
     print(f"{arguments.folder}: {what}, {size_mb:.1f} MB, in {time.monotonic() - began_s:.0f} s")
 
 
-def write_dataset(folder: Path, record: DatasetRecord) -> int:
-    """Write all images in parallel, then the record, and give the folder its name.
+def write_dataset(folder: Path, images: dict[str, int], classes: int, pixels: int) -> int:
+    """Write all images in parallel, and give the folder its name.
 
     Args:
         folder: must not exist; until all is written it is called NAME.incomplete.
+        images: number of images by split.
+        classes: number of classes, the same in each split.
+        pixels: height and width of each image.
 
     Returns:
         Size of all images in bytes.
@@ -83,8 +80,7 @@ def write_dataset(folder: Path, record: DatasetRecord) -> int:
             raise OptionError("FOLDER", f"{path} already exists", "the name of a new folder", hint)
     incomplete.mkdir(parents=True)
     try:
-        size = _write_images(incomplete, record)
-        (incomplete / DATASET_FILE).write_bytes(line_of(record))
+        size = _write_images(incomplete, images, classes, pixels)
         incomplete.rename(folder)
     except BaseException:
         shutil.rmtree(incomplete, ignore_errors=True)
@@ -92,25 +88,16 @@ def write_dataset(folder: Path, record: DatasetRecord) -> int:
     return size
 
 
-def _write_images(root: Path, record: DatasetRecord) -> int:
+def _write_images(root: Path, images: dict[str, int], classes: int, pixels: int) -> int:
     """If images do not divide evenly, the first classes get one more each."""
     jobs = list[tuple[Path, int, range, int]]()
-    for split, images in record.images.items():
-        for label in range(record.classes):
+    for split, count in images.items():
+        for label in range(classes):
             folder = root / split / f"class-{label:06d}"  # alphabetical order is label order
             folder.mkdir(parents=True)
-            jobs.append((folder, label, range(label, images, record.classes), record.image_size))
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn"), _begin) as pool:
+            jobs.append((folder, label, range(label, count, classes), pixels))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # NumPy and Pillow work without the GIL
         return sum(pool.map(write_images, jobs))
-
-
-def _begin() -> None:
-    """Set up a worker process: ignore Ctrl-C, which the main process handles, and end with the main process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
-    main = parent_process()
-    if main is None or not main.is_alive():  # it was killed while this process started
-        os._exit(1)
 
 
 def write_images(job: tuple[Path, int, range, int]) -> int:

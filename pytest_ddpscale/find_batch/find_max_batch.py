@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.find_batch import trial as trials
 from pytest_ddpscale.find_batch.trial import STEPS_PER_BLOCK, BatchTrial, questions_of, trial_plan
@@ -16,8 +18,8 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.settings import AUTO, share_between, whole
 from pytest_ddpscale.suites.engine import SuiteNodes, nodes_of
-from pytest_ddpscale.suites.options import MOST_BATCH, MOST_RANKS, add_workloads, at_most, workloads_of
-from pytest_ddpscale.suites.results import ON_CPU, Column, Drawn, Rows, cell
+from pytest_ddpscale.suites.options import add_workloads, at_most, number, workloads_of
+from pytest_ddpscale.suites.results import cell
 from pytest_ddpscale.thresholds.site_file import Overlay, refuse_unwritable, write_overlay
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
@@ -25,13 +27,7 @@ from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.owned_folder import owned_folder
 
 MULTIPLE = 8  # suits tensor cores; a finer search is not worth the launches
-NOTHING_FITS = 1  # exit code
-_GIB, _PACE = 2**30, "samples_per_s_per_gpu"
-_COLUMNS = [
-    Column("workload", "Workload"), Column("batch", "Batch per device"), Column(_PACE, "Samples per second and device")
-]  # fmt: skip
-_DRAWN = Drawn("Throughput by batch", "batch", (_PACE,), "workload")
-_NOTABLE = 1.01  # throughput is of a few steps, so smaller ratios do not count
+_GIB = 2**30
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,36 +41,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     # A block of warm-up, and one that is timed.
     add("--steps", "N", whole(1000, 2 * STEPS_PER_BLOCK), "least steps of each arm at each batch", 12)
     add("--fraction", "F", share_between(0.05, 1.0), "share of the memory that may be used", 0.9)
-    add("--ranks", "N", whole(MOST_RANKS), "ranks that train at once; default: all GPUs (CPU: cores) of this node")
-    add("--json", "FILE", Path, "write the results as JSON, and beside it as .csv and .png")
+    add("--ranks", "N", number, "ranks that train at once; default: all GPUs (CPU: cores) of this node")
+    add("--json", "FILE", Path, "write the results as JSON")
     add("--write", "NEW.yaml", Path, "write a new thresholds file with the batches, which extends --thresholds; an "
         "existing file is never changed")  # fmt: skip
     parser.set_defaults(run=_find_max_batch)
 
 
 def _batch(text: str) -> int:
-    batch = whole(MOST_BATCH, MULTIPLE)(text)
+    batch = whole(10**8, MULTIPLE)(text)
     if batch % MULTIPLE:
         raise ValueError(f"a multiple of {MULTIPLE}")
     return batch
 
 
 def _find_max_batch(arguments: argparse.Namespace) -> int:
-    """Try batches of each workload. Returns the exit code. Raises DdpscaleError."""
+    """Try batches of each workload. Returns the exit code, 1 if no batch of one fits. Raises DdpscaleError."""
     json, new = arguments.json, arguments.write
     if arguments.least > arguments.most:
         raise OptionError("--least", f"found {arguments.least}", f"at most {arguments.most}, as --most says")
-    here = {"gpu_sku": arguments.gpu_sku, "thresholds": arguments.thresholds, "ddp_gpus_per_node": arguments.ranks}
-    nodes = nodes_of(argparse.Namespace(ddp_launcher="torchrun", **here))
-    at_most("--ranks", arguments.ranks, nodes.ranks_per_node)
+    nodes = nodes_of(argparse.Namespace(
+        gpu_sku=arguments.gpu_sku, thresholds=arguments.thresholds, ddp_gpus_per_node=arguments.ranks,
+        ddp_launcher="torchrun",
+    ))  # fmt: skip
+    at_most("--ranks", arguments.ranks or 1, nodes.ranks_per_node)
     thresholds, sku, found = nodes.subject.thresholds, nodes.subject.sku, list[dict[str, Any]]()
     workloads = workloads_of(arguments, thresholds.thresholds.skus[sku], nodes.subject.device_type)
     if new is not None:
         if arguments.model:
             raise OptionError("--write", "found beside --model, which may not be in the thresholds file", "one of them")
         refuse_unwritable(new, thresholds)
-    if json is not None and json.suffix in (".csv", ".png"):
-        raise OptionError("--json", f"found {json}", "FILE.json; .csv and .png are written beside it")
     if json is not None:  # an earlier result stays until there is a new one
         json.open("a").close()
 
@@ -83,11 +79,6 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
         if json is not None:
             head = {"sku": sku, "ranks": nodes.world_size, "fraction": arguments.fraction, "steps": arguments.steps}
             json.write_text(strict_json(head | {"workloads": found}) + "\n", encoding="utf-8")
-            json.with_suffix(".csv").write_text(table().csv(), encoding="utf-8")
-
-    def table() -> Rows:
-        rows = [{"workload": one["workload"], **vars(trial)} for one in found for trial in one["trials"]]
-        return Rows("batches", "", _COLUMNS, rows, 2, drawn=_DRAWN)
 
     for gpu in nodes.machine.silent:
         print(f"{gpu}: the other GPUs train")
@@ -97,9 +88,7 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
     if new is not None and batches:
         text = write_overlay(new, Overlay("find-max-batch", thresholds, sku, {"batch": batches}))
         print(f"{text}\nWrote {new}. Next: pytest --gpu-sku={sku} --thresholds={new}")
-    if json is not None and (picture := table().picture(ON_CPU * nodes.is_cpu)):
-        json.with_suffix(".png").write_bytes(picture.png())
-    return 0 if len(batches) == len(found) else NOTHING_FITS
+    return int(len(batches) < len(found))
 
 
 def _search(
@@ -111,9 +100,12 @@ def _search(
     Raises:
         GangError: something other than memory ended a trial.
     """
-    empty, family, tried = nodes.empty_plan, workload.family, list[BatchTrial]()
+    empty, family, tried = nodes.plan(), workload.family, list[BatchTrial]()
     questions = questions_of(nodes.subject.thresholds, empty.sku, workload, nodes.world_size)
-    limit, memory = trials.memory_limit() if nodes.is_cpu else (None, "of each GPU")
+    limit, memory = None, "of each GPU"
+    if nodes.is_cpu:
+        limit = psutil.virtual_memory().available
+        memory = f"that is free on this machine ({limit / _GIB:.2f} GiB)"
     [study] = trial_plan(empty, questions, arguments.least, arguments.steps).studies
     launch, arms = launch_here(empty.device_type), [arm.name for arm in study.arms]
     of: dict[str, Any] = {"workload": workload.name, "arms": arms, "largest": None, "fastest": None, "trials": tried}
@@ -121,42 +113,29 @@ def _search(
     form = ", ".join(filter(None, [family.trained, workload.precision, family.form]))
     rate, many = f"{family.unit}/s per {empty.device}", f"{family.samples} per {empty.device}"
     print(f"{workload.name} ({form}) on {count_text(nodes.world_size, 'rank')}, arms {', '.join(arms)}: within "
-          f"{percent(arguments.fraction)} of the memory {memory}{f' ({limit / _GIB:.2f} GiB)' if limit else ''}\n"
+          f"{percent(arguments.fraction)} of the memory {memory}\n"
           f"{'batch':>8}  {'fits':<4}  {'peak GiB':>8}  {'share':>6}  {rate:>13}", flush=True)  # fmt: skip
 
     def fits(batch: int) -> bool:
         plan, log = trial_plan(empty, questions, batch, arguments.steps), logs / f"gang-{len(tried)}.log"
         one = trials.try_batch(plan, launch, arguments.fraction, limit, log)
         tried.append(one)
-        cells = (
-            (one.peak_bytes and one.peak_bytes / _GIB, "{:.2f}"),
-            (one.share, "{:.1%}"),
-            (one.samples_per_s_per_gpu, "{:.1f}"),
-        )
-        peak, share, pace = (cell(*value) for value in cells)
-        is_fit = "yes" if one.fits else "no"
+        peak, is_fit = cell(one.peak_bytes and one.peak_bytes / _GIB, "{:.2f}"), "yes" if one.fits else "no"
+        share, pace = cell(one.share, "{:.1%}"), cell(one.samples_per_s_per_gpu, "{:.1f}")
         print(f"{batch:8}  {is_fit:<4}  {peak:>8}  {share:>6}  {pace:>13}  {one.why_not}".rstrip(), flush=True)
         keep()
         return one.fits
 
     with owned_folder("batch") as logs, interrupted_by_termination():
         largest = largest_fitting(fits, arguments.least, arguments.most)
-    by_batch = {one.batch: one for one in tried}
     if largest is None:
         print(f"No batch fits, not even {arguments.least} {many}: {tried[0].why_not}.\n")
         return
-    pace, fastest = max((one.samples_per_s_per_gpu or 0.0, one.batch) for one in tried if one.fits)
-    own = by_batch[largest].samples_per_s_per_gpu or 0.0
+    _, fastest = max((one.samples_per_s_per_gpu or 0.0, one.batch) for one in tried if one.fits)
     of |= {"largest": largest, "fastest": fastest}
     keep()
-    following = by_batch.get(largest + MULTIPLE)
-    beyond = f"no larger one was tried (--most {arguments.most})"
-    if following is not None:
-        beyond = f"the next, {following.batch}, does not fit: {following.why_not}"
-    print(f"The largest batch is {largest} {many}; {beyond}.")
-    if pace > _NOTABLE * own:
-        print(f"The fastest batch was {fastest}: {pace:.1f} {rate}, against {own:.1f} with {largest}.")
-    print()
+    beyond = f" (as --most {arguments.most} allows no larger one)" * (largest == arguments.most)
+    print(f"The largest batch is {largest} {many}{beyond}; the fastest was {fastest}.\n")
 
 
 def largest_fitting(fits: Callable[[int], bool], least: int, most: int) -> int | None:

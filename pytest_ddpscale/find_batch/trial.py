@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import secrets
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import psutil
 
 from pytest_ddpscale.errors import GangError
 from pytest_ddpscale.launch.gang import Gang
@@ -41,7 +39,6 @@ STEPS_PER_BLOCK = STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK
 _SHORTEST_BLOCK_S = 0.01  # so that a block has the fewest steps
 # Inactive gangs are ended, because many hang when they run out of memory.
 LIMITS = Limits(inactivity_s=300.0, startup_s=600.0, total_s=3600.0)
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _KILLED = -int(signal.SIGKILL)
 # Errors of torch's allocator and of Python, and messages in errors of other types where torch, cuDNN, cuBLAS and NCCL
 # allocate memory themselves.
@@ -189,17 +186,3 @@ def why_out_of_memory(end: GangEnd) -> str:
     if killed and end.oom_kills:
         return f"the kernel ended {killed[0]} for lack of memory"
     return f"{killed[0]} was killed by SIGKILL" if killed else ""
-
-
-def memory_limit() -> tuple[int, str]:
-    """Bytes that all ranks of this machine may use together, and what they are in words.
-
-    The memory that is free, or less by a memory cgroup (version 2), whose path in a container may be the host's.
-    """
-    limits = [(psutil.virtual_memory().available, "that is free on this machine")]
-    with contextlib.suppress(OSError):
-        group = CGROUPS / OWN_CGROUP.read_text(encoding="utf-8").rpartition("::")[2].strip("/\n")
-        for folder in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # ValueError: `max`
-                limits.append((int((folder / "memory.max").read_text()), f"of the memory cgroup {folder}"))
-    return min(limits)

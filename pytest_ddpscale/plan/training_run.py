@@ -62,8 +62,8 @@ class TrainingRun:
         loss_threshold: training ends with the epoch that reaches this loss; None trains all epochs.
         seed: seed of the data order and the weights.
         launch: the launch of the plan in which it runs, from 1.
-        most_s: bound on its complete time, in seconds; None without one.
-        least_accuracy: bound on the accuracy of its last validation; None without one.
+        most_s: bound on its complete time, in seconds, judged at the largest world size; None without one.
+        least_accuracy: bound on the accuracy of its last validation; likewise.
         deadline_s: complete time within which somebody wants to be done, in seconds; None without one.
         gpu_hour_price: price of a GPU (CPU: rank) for an hour; None if nobody asked for a price.
         kwh_price: price of a kWh of the GPUs' energy; likewise.

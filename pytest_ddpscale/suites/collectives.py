@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +24,12 @@ from pytest_ddpscale.judge.judge import Decider, judge
 from pytest_ddpscale.judge.metrics import GIGA
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.judge.values import values_of_probe
+from pytest_ddpscale.launch.supervisor import Judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import COLLECTIVES, KINDS, probe_size, size_text
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.report.digits import ABSENT, bound_text, limits_text, point_text
+from pytest_ddpscale.report.digits import bound_text, limits_text, point_text
 from pytest_ddpscale.report.figures import pair_bandwidths
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.report.words.verdicts import verdict_word
@@ -39,11 +39,8 @@ from pytest_ddpscale.suites.options import several
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, cases_of, json_of
 from pytest_ddpscale.util.command_parser import adder
-from pytest_ddpscale.util.document import Line, Listing, Section
+from pytest_ddpscale.util.document import Line, Section
 from pytest_ddpscale.util.printable import one_line
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.launch.supervisor import Judge
 
 _UNIT_BYTES = {"k": 2**10, "m": 2**20, "g": 2**30}
 USUAL_SIZES = "1KiB:1GiB"
@@ -57,29 +54,20 @@ OF_DEVICE: dict[DeviceType, tuple[int, float, float]] = {"cuda": (2**28, 0.1, 2.
 _SIZE = "([0-9]{1,4}) ?([KMG])(?:i?B)?"
 _RANGE = re.compile(f"{_SIZE}:{_SIZE}(?::([0-9]{{1,4}}))?", re.IGNORECASE)
 _SIZES = "BEGIN:END or BEGIN:END:FACTOR, with whole KiB, MiB or GiB up to 9999 and a factor from 2 up"
-_FP32_BYTES = 4
-# For these operations, nccl-tests' `count` column has the elements of one rank, because ranks share the message.
-_COUNTED_BY_RANK = ("all-gather", "reduce-scatter", "all-to-all")
-_SUMMING = ("all-reduce", "reduce-scatter", "reduce")
-_ROOTED = ("broadcast", "reduce")
-# As printed by nccl-tests (src/util.cu: writeResultHeader, writeBenchmarkLineBody, getFloatStr).
-_LINE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>7}  {:>6}"
-_HEADING = """\
-#       size         count      type   redop    root     time   algbw   busbw  #wrong        ±  rounds
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)"""
 _HOW = (
-    "By the formulas of nccl-tests, for the slowest rank, of several nodes on the slowest; ± is half of the interval "
-    "over the rounds. #wrong counts results, one per rank and round, that differ from the known values."
+    "By the formulas of nccl-tests, for the slowest rank, of several nodes on the slowest. #wrong counts results, one "
+    "per rank and round, that differ from the known values."
 )
 _JUDGED = "Judged with up to twice as many rounds, by intervals that are valid whenever measuring stops."
 _COLUMNS = [
     Column("operation", "Operation"), Column("world_size", "Ranks"),
-    Column("message", "message size", lambda size: size_text(int(size))),
-    Column("bus_bw_gbps", "busbw (GB/s)", better=1),
+    Column("message", "message size", lambda size: size_text(int(size))), Column("time_us", "time (µs)", "{:.6g}"),
+    Column("alg_bw_gbps", "algbw (GB/s)"), Column("bus_bw_gbps", "busbw (GB/s)", better=1),
+    Column("wrong", "#wrong"), Column("rounds", "rounds"), Column("place", "slowest"),
+    Column("why_not", "not measured"),
 ]  # fmt: skip
 _OF_PAIRS = [Column("pair", "Pair"), Column("gbps", "GB/s", better=1)]
 _OF_BOUNDS = [Column(name.lower(), name) for name in ("Requirement", "Value", "Limits", "Bound", "Verdict")]
-_GROUP = itemgetter("group")
 
 
 class Collectives(Suite):
@@ -101,7 +89,7 @@ class Collectives(Suite):
         """One study of all probes, small messages first: every probe once per round, then up to as many rounds again
         for those with undecided requirements. Raises OptionError.
         """
-        plan, subject, settings = nodes.empty_plan, nodes.subject, nodes.settings
+        plan, subject, rounds = nodes.plan(), nodes.subject, nodes.pace.rounds
         layout, kinds, sizes = plan.layout, arguments.operations or COLLECTIVES, arguments.sizes
         if layout.world_size < 2:
             raise OptionError("--ddp-gpus-per-node", "found one rank", "at least 2: a collective needs others")
@@ -119,9 +107,12 @@ class Collectives(Suite):
         # The ranks of one node test its own links, those of all nodes the network.
         of_ranks = {layout.ranks_per_node, layout.world_size} - {1}
         probes = required | {Arm(f"{kind}-{probe_size(size)}", ranks) for kind, size in asked for ranks in of_ranks}
-        rounds = settings.rounds or FEWEST_ROUNDS
+        kind_of = [*KINDS].index
+        in_order = sorted(
+            probes, key=lambda one: (one.world_size, kind_of(one.operation.kind), one.operation.message_bytes or 0)
+        )
         study = ProbeStudy(
-            tuple(sorted(probes, key=_order)), (1 + bool(required)) * rounds, settings.block_s or block_s,
+            tuple(in_order), (1 + bool(required)) * rounds, nodes.settings.block_s or block_s,
             arguments.iteration_limit or limit_s, tuple(sorted({probe.name for probe in required})), rounds,
         )  # fmt: skip
         return replace(plan, probes=study, requirements=json_of(cases))
@@ -132,27 +123,29 @@ class Collectives(Suite):
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each operation, number of ranks and message size, and one for each bound and each pair."""
-        evidence, rows = measured.evidence, collective_rows(measured)
+        evidence, plan = measured.evidence, measured.plan
+        assert plan.probes is not None  # since it was planned
+        rows = [_row(measured, one, plan.probes.swept_rounds) for one in plan.probes.arms
+                if one.operation.kind in COLLECTIVES]  # fmt: skip
         findings, problems, pairs, slowest = list[str](), list[str](), list[Row](), list[Line]()
-        verdicts = [worded(judge(case, evidence, measured.confidence)) for case in cases_of(measured.plan.requirements)]
+        verdicts = [worded(judge(case, evidence, measured.confidence)) for case in cases_of(plan.requirements)]
         failures = [
             f"{row['group']}, {size_text(row['message'])}: {row['wrong']} wrong results of {row['checked']}"
             for row in rows if row["wrong"]
         ]  # fmt: skip
         if there := [row for row in rows if row["bus_bw_gbps"]]:
             best = max(there, key=lambda row: (row["world_size"], row["bus_bw_gbps"].value))
-            peak = f"up to {best['bus_bw_gbps'].value:.3g} GB/s of bus bandwidth"
-            wrong = sum(row["wrong"] for row in rows)
-            findings.append(f"{peak} ({best['group']}, {size_text(best['message'])})")
-            findings.append(f"{wrong} wrong results" if wrong else "all results right")
+            peak, wrong = best["bus_bw_gbps"].value, sum(row["wrong"] for row in rows)
+            findings = [
+                f"up to {peak:.3g} GB/s of bus bandwidth ({best['group']}, {size_text(best['message'])})",
+                f"{wrong} wrong results" if wrong else "all results right",
+            ]
         if why := measured.why_missing(PROBES):
             problems.append(f"all or part of the sweep: {one_line(why)}")
-        for _, group in groupby(rows if not why else (), _GROUP):
-            theirs = [*group]  # a limit may leave out sizes, but not all of them
-            is_due = not any(row["bus_bw_gbps"] for row in theirs)
-            problems += not_measured(
-                row for row in theirs if is_due or row["bus_bw_gbps"] or row["probe"] not in evidence.unsupported
-            )
+        else:  # a limit may leave out sizes, but not all of a group
+            groups = {row["group"] for row in there}
+            left_out = [row for row in rows if row["group"] in groups and row["probe"] in evidence.unsupported]
+            problems += not_measured(row for row in rows if row["bus_bw_gbps"] or row not in left_out)
         for one in verdicts:
             if one.blocks():
                 said = problems if one.outcome == "not_measured" else failures
@@ -161,11 +154,10 @@ class Collectives(Suite):
             findings.append(f"{sum(one.passed for one in verdicts)} of {len(verdicts)} bounds met")
         bounds = [
             {"requirement": one.id, "value": point_text(one), "limits": limits_text(one), "bound": bound_text(one),
-             "verdict": verdict_word(one), "measured": one.value and Found(one.value, one.interval),
-             "reason": one_line(one.reason)}
+             "verdict": verdict_word(one), "measured": one.value and Found(one.value, one.interval)}
             for one in verdicts
         ]  # fmt: skip
-        sweep = Rows("collectives", "", _COLUMNS, rows, 3)
+        sweep = Rows("collectives", "Sweep", _COLUMNS, rows, 3, [_HOW])
         curves = [
             replace(sweep, name=f"sweep-{ranks}", rows=[*theirs], drawn=Drawn(
                 f"Bus bandwidth over {ranks} ranks", "message", ("bus_bw_gbps",), "operation"
@@ -173,30 +165,19 @@ class Collectives(Suite):
             for ranks, theirs in groupby(rows, itemgetter("world_size"))
         ]  # fmt: skip
         for of, is_within in (("ranks of a node", True), ("neighbouring nodes", False)):
-            of_pair = pair_bandwidths(evidence, within_nodes=is_within)
-            pairs += [{"pair": " and ".join(names), "of": of, "gbps": of_pair[names]} for names in of_pair]
-            if of_pair:
-                names = min(of_pair, key=of_pair.__getitem__)
-                ends = f"{of_pair[names]:.3g} GB/s ({' and '.join(names)})"
-                slowest.append(Line(f"Slowest of {len(of_pair)} pairs of {of}: {ends}, with both directions active."))
+            of_pair = pair_bandwidths(evidence, within_nodes=is_within).items()
+            theirs = [{"pair": " and ".join(names), "of": of, "gbps": gbps} for names, gbps in of_pair]
+            pairs += theirs
+            slowest += [
+                Line(f"Slowest of {len(theirs)} pairs of {of}: {one['gbps']:.3g} GB/s ({one['pair']}), with both "
+                     "directions active.")
+                for one in sorted(theirs, key=itemgetter("gbps"))[:1]
+            ]  # fmt: skip
         return Results(
             "Collectives", findings,
             [sweep, Rows("bounds", "Bounds", _OF_BOUNDS, bounds, notes=[_JUDGED]), Rows("pairs", "", _OF_PAIRS, pairs)],
-            problems, failures,
-            [Section("As nccl-tests prints it", [Line(_HOW), Listing("\n".join(nccl_lines(rows)))]),
-             Section("Pairs", slowest)], curves,
+            problems, failures, [Section("Pairs", slowest)], curves,
         )  # fmt: skip
-
-
-def _order(probe: Arm) -> tuple[int, int, int]:
-    return probe.world_size, [*KINDS].index(probe.operation.kind), probe.operation.message_bytes or 0
-
-
-def collective_rows(measured: MeasuredSuite) -> list[dict[str, Any]]:
-    """One row for each planned collective, in the plan's order."""
-    study = measured.plan.probes
-    assert study is not None  # of a sweep
-    return [_row(measured, one, study.swept_rounds) for one in study.arms if one.operation.kind in COLLECTIVES]
 
 
 def _row(measured: MeasuredSuite, probe: Arm, rounds: int) -> dict[str, Any]:
@@ -208,8 +189,7 @@ def _row(measured: MeasuredSuite, probe: Arm, rounds: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "probe": probe.name, "operation": kind, "world_size": ranks, "message": message,
         "group": f"{kind} over {ranks} ranks" + f" of each of {places} nodes" * (places > 1),
-        "size_bytes": message, "redop": "sum" if kind in _SUMMING else "none", "root": 0 if kind in _ROOTED else -1,
-        "bus_bw_gbps": None, "wrong": 0, "why_not": "",
+        "size_bytes": message, "bus_bw_gbps": None, "wrong": 0,
     }  # fmt: skip
     found, probed = values_of_probe(probe, evidence), evidence.probed(probe)
     first = found.numbers < rounds
@@ -222,51 +202,20 @@ def _row(measured: MeasuredSuite, probe: Arm, rounds: int) -> dict[str, Any]:
     }
     place = min(estimates, key=lambda one: (estimates[one].value, one.ranks))
     busbw, factor, size = estimates[place], operation.bus_factor(ranks), int(np.nanmax(probed.work))
-    elements, us_by_gbps = size // _FP32_BYTES, size * factor / GIGA * 1e6
-    limits = busbw.interval and (us_by_gbps / busbw.interval[1], us_by_gbps / busbw.interval[0])
-    lacking = f"{places - len(of_places)} of {places} nodes have no complete round"
+    if len(of_places) < places:
+        row["why_not"] = f"{places - len(of_places)} of {places} nodes have no complete round"
     return row | {
-        "size_bytes": size, "count": elements // ranks if kind in _COUNTED_BY_RANK else elements, "bus_bw_gbps": busbw,
-        "alg_bw_gbps": busbw.value / factor, "time_us": Found(us_by_gbps / busbw.value, limits), "place": place.name,
-        "rounds": len(of_places[place]), "wrong": int(probed.wrong.sum()), "checked": int(probed.present.sum()),
-        "why_not": lacking if len(of_places) < places else "",
+        "size_bytes": size, "time_us": size * factor / GIGA * 1e6 / busbw.value, "alg_bw_gbps": busbw.value / factor,
+        "bus_bw_gbps": busbw, "wrong": int(probed.wrong.sum()), "checked": int(probed.present.sum()),
+        "rounds": len(of_places[place]), "place": place.name,
     }  # fmt: skip
 
 
 def not_measured(rows: Iterable[Row]) -> Iterator[str]:
     """A sentence for the sizes of one operation and number of ranks that lack a measurement for the same reason."""
-    lacking = (row for row in rows if row["why_not"])
+    lacking = (row for row in rows if "why_not" in row)
     for (group, why), theirs in groupby(lacking, itemgetter("group", "why_not")):
         yield f"{group}, {', '.join(size_text(row['message']) for row in theirs)}: {one_line(why)}"
-
-
-def number_in_width(value: float, width: int) -> str:
-    """A number with up to two decimals as they fit, else in scientific notation, as nccl-tests' getFloatStr writes."""
-    for decimals in (2, 1, 0):
-        text = f"{value:.{decimals}f}"
-        if len(text) <= width:
-            return text
-    return f"{value:.{1 if width >= 7 else 0}e}"
-
-
-def nccl_lines(rows: Iterable[Row]) -> Iterator[str]:
-    """The rows of a sweep as nccl-tests' text, then half the interval and the rounds, with comments for everything that
-    is not a measurement.
-    """
-    for name, group in groupby(rows, _GROUP):
-        yield f"# {name}\n{_HEADING}"
-        theirs = [*group]
-        for row in theirs:
-            if busbw := row["bus_bw_gbps"]:
-                low, high = busbw.interval or (0, 0)
-                yield _LINE.format(
-                    row["size_bytes"], row["count"], "float", row["redop"], row["root"],
-                    number_in_width(row["time_us"].value, 7), number_in_width(row["alg_bw_gbps"], 6),
-                    number_in_width(busbw.value, 6), row["wrong"],
-                    f"{50 * (high - low) / busbw.value:.1f} %" if busbw.interval else ABSENT, row["rounds"],
-                )  # fmt: skip
-        yield from (f"# not measured: {said}" for said in not_measured(theirs))
-        yield "#"
 
 
 def sizes_of(text: str) -> tuple[int, ...]:

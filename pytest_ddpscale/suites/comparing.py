@@ -58,23 +58,27 @@ def read_suite_diff(paths: Sequence[Path]) -> SuiteDiff:
 def diff_of(a: Results, b: Results, *, kind: str = "suite", told: Sequence[str] = ()) -> SuiteDiff:
     """Each number that has an interval in both, by the names of its row and column.
 
-    Its change is a share of the first, and so is its loss, by which it certainly is worse; values may be negative.
+    Its change is a share of the first, and so is its loss, by which it certainly is worse; values may be negative. A
+    number is lost if the second has none, or none with an interval where the first has one.
     """
     before, after = (
         {
-            f"{rows.named(row)}: {column.title}":
-            (column, Estimate(number.value, number.interval))
+            f"{rows.named(row)}: {column.title}": (column, number)
             for rows in results.tables for row in rows.rows for column in rows.columns
-            if isinstance(number := row.get(column.key), Found) and number.interval
+            if isinstance(number := row.get(column.key), Found)
         }
         for results in (a, b)
     )  # fmt: skip
-    rows = list[dict[str, Any]]()
-    for name in (name for name in before if name in after):
-        (column, one), (_, other) = before[name], after[name]
+    rows, lost = list[dict[str, Any]](), list[str]()
+    for name, (column, one) in before.items():
+        _, other = after.get(name, (column, None))
+        if not (other and one.interval and other.interval):
+            lost += [name] * bool(one.interval or not other)
+            continue
         by_factors = min(one.interval[0], other.interval[0]) > 0
         scale = 1.0 if by_factors else abs(one.value) or 1.0
-        change = ValueChange(*(size / scale for size in change_between(one, other, by_factors=by_factors)))
+        estimates = Estimate(one.value, one.interval), Estimate(other.value, other.interval)
+        change = ValueChange(*(size / scale for size in change_between(*estimates, by_factors=by_factors)))
         direction = "higher" if change.size > 0 else "lower"
         rows.append({
             "name": name, "a": cell(one.value, column.form), "b": cell(other.value, column.form),
@@ -86,8 +90,4 @@ def diff_of(a: Results, b: Results, *, kind: str = "suite", told: Sequence[str] 
         raise OptionError("RUN_DIR", "found no number that has an interval in both", "two runs of one suite")
     columns = (Column("name", "Number"), Column("a", "A"), Column("b", "B"), Column("change", "Change", "{:+.1%}"),
                Column("result", "Result"))  # fmt: skip
-    lost = [name for name in before if name not in after]
-    names, others = ({rows.named(row): None for rows in one.tables for row in rows.rows} for one in (a, b))
-    # A row with too few rounds for an interval is lost as well.
-    lost += [name for name in names if name not in others and not any(one.startswith(f"{name}: ") for one in lost)]
     return SuiteDiff(Rows("comparison", "", columns, rows), lost, kind, told)

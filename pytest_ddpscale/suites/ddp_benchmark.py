@@ -21,12 +21,13 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 from msgspec import Meta, Struct
+from msgspec.json import Decoder
 
 from pytest_ddpscale.errors import OptionError, ResultFileError
 from pytest_ddpscale.families.image import ImageFamily
@@ -36,23 +37,21 @@ from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import STEP_S
-from pytest_ddpscale.run.strict_json import Positive, parse_strict_json
-from pytest_ddpscale.settings import whole
+from pytest_ddpscale.run.strict_json import Positive, decode
 from pytest_ddpscale.suites.comparing import SuiteDiff, diff_of
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, above_zero, image_model, several
+from pytest_ddpscale.suites.options import above_zero, image_model, number, several
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell_with_ends
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Block, Line, Listing, Section
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.util.printable import one_line, printable_json
+from pytest_ddpscale.util.printable import one_line
 from pytest_ddpscale.util.regular_file import read_regular
 
 FILE_NAME = "pytorch-ddp.json"  # in the run directory of a suite
 PERCENTS, PERCENTS_OF_DIFF, NO_DDP = (50, 75, 90, 95), (75, 95), "no ddp"
 # The benchmark's only setting that differs from torch's defaults.
 AS_THERE = Variant(broadcast_buffers=False)
-ReportDiff = SuiteDiff
 _AT_LEAST_ONE = Meta(min_length=1)
 _BESIDE = (
     Column("mean_s", "Mean s", better=-1), Column("efficiency", "Of no ddp", "{:.1%}"),
@@ -62,14 +61,15 @@ _COLUMNS = (
     Column("model", "Model"), Column("batch", "Batch"), Column("size", "Size"),
     Column("bucket_cap_mb", "bucket_cap_mb"), Column("gpus", "Devices"), *_BESIDE,
 )  # fmt: skip
+_MODEL = itemgetter("model", "batch")
 _DRAWN = Drawn("Throughput per device over no ddp", "gpus", ("efficiency",), "curve")
 _HEAD = (
     "* PyTorch version: {pytorch_version}\n* CUDA version: {cuda_version}\n"
     "* Distributed backend: {distributed_backend}\n* Maximum bucket size: {bucket_size}MB"
 )
 _HOW = (
-    "Beside the percentiles: the mean step of the ranks in this launch; throughput over no ddp, and over buckets of "
-    "25 MiB on as many devices, in the same rounds, or, without rounds, by p50."
+    "Beside the percentiles: the mean step of the ranks; throughput over no ddp, and over buckets of 25 MiB on as many "
+    "devices, in the same rounds, or, without rounds, by p50."
 )
 
 
@@ -109,10 +109,6 @@ class DdpBenchmark(Struct, frozen=True):
     batch_size: Positive
     result: Annotated[tuple[DdpBenchmarkResult, ...], _AT_LEAST_ONE]
 
-    def __post_init__(self) -> None:
-        if len(self.result[0].ranks) > 1:
-            raise ValueError("a first result of several ranks; expected one GPU without DDP")
-
 
 class DdpBenchmarkFile(Struct, frozen=True):
     """A whole report."""
@@ -138,8 +134,8 @@ class DdpBenchmarkFile(Struct, frozen=True):
 def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
     """Read a report. Raises ResultFileError if it is invalid or contradicts itself."""
     try:
-        return msgspec.convert(printable_json(parse_strict_json(read_regular(path))), DdpBenchmarkFile)
-    except (OSError, ValueError) as error:  # a msgspec.ValidationError is a ValueError
+        return decode(Decoder(DdpBenchmarkFile), read_regular(path))
+    except (OSError, ValueError) as error:
         raise ResultFileError(
             str(path), f"cannot be read as a report ({getattr(error, 'strerror', None) or error})",
             "a file that benchmark.py --json wrote",
@@ -223,8 +219,8 @@ def _diff_lines(files: Sequence[DdpBenchmarkFile], rows: Sequence[Row], others: 
     yield f"{'':20s} {'-' * 20}      {'-' * 20}"
     for (key, value), other in zip(*(one.configuration.items() for one in files), strict=True):
         yield f"{key + ':':20s} {value:>20s}  vs  {other[1]:>20s}"
-    there = {(*_model(row), row["size"]): row for row in others if row["size"] != NO_DDP}
-    for (model, batch), of_model in groupby(rows, _model):
+    there = {(*_MODEL(row), row["size"]): row for row in others if row["size"] != NO_DDP}
+    for (model, batch), of_model in groupby(rows, _MODEL):
         head = f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(PERCENTS_OF_DIFF)
         yield from ("", f"Benchmark: {model} with batch size {batch}", "", " " * 10 + head)
         for row in (row for row in of_model if (model, batch, row["size"]) in there):
@@ -235,10 +231,6 @@ def _diff_lines(files: Sequence[DdpBenchmarkFile], rows: Sequence[Row], others: 
                 cells += f"  p{p:02d}: {after:8.3f}s {int(batch / after):7d}/s {share:+8.1f}%"
             yield f"{row['gpus']:>4d} {files[0].devices}:{cells}"
     yield ""
-
-
-def _model(row: Row) -> tuple[str, int]:
-    return row["model"], row["batch"]
 
 
 class PytorchDdp(Suite):
@@ -252,8 +244,8 @@ class PytorchDdp(Suite):
         add = adder(parser)
         models = "resnet50,resnet101,resnext50_32x4d,resnext101_32x8d"
         add("--models", "M1,M2", several(image_model), "torchvision models", models)
-        add("--batch", "N", whole(MOST_BATCH), "images per GPU", 32)
-        add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
+        add("--batch", "N", number, "images per GPU", 32)
+        add("--image-size", "PIXELS", number, "", 224)
         told = "bucket_cap_mb to compare with 25 MiB at every size, such as 1,5,10,50,100"
         add("--bucket-sizes", "MB,MB", several(_variant), told)
 
@@ -289,7 +281,7 @@ class PytorchDdp(Suite):
                 int(bucket) if bucket % 1 == 0 else bucket, None if is_cpu else versions.get("cuda"),
                 "gloo" if is_cpu else "nccl", versions.get("torch"), tuple(models), plan.layout.ranks_per_node,
             )  # fmt: skip
-            files[FILE_NAME if is_usual else f"pytorch-ddp-bucket-{bucket:g}.json"] = msgspec.to_builtins(file)
+            files[FILE_NAME if is_usual else f"pytorch-ddp-bucket-{bucket:g}.json"] = file
             of_file = results_of_file(file, measured.confidence, usual)
             usual = usual or file
             findings, told = findings or [*of_file.findings], [*told, *of_file.more]

@@ -16,7 +16,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, ClassVar
@@ -47,7 +46,6 @@ from pytest_ddpscale.settings import (
     OF_ANY_RUN,
     OPTIONS,
     Settings,
-    confidence_level,
     read_value,
     refuse_unread_variables,
     settings_from,
@@ -59,7 +57,6 @@ from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from pytest_ddpscale.util.document import html_page, markdown_page
 
-NOT_ALL_WELL = 1  # exit code if something failed or could not be measured
 # Options of pytest, by attribute of `Settings`, that have an effect on suites …
 IN_ROUNDS = ("rounds", "block_s", "confidence")  # … that time blocks in rounds and report intervals
 OF_STEPS = (*IN_ROUNDS, "nvtx")  # … whose blocks are steps of a model
@@ -94,11 +91,6 @@ class SuiteNodes:
         return self.ranks_per_node * self.machine.cluster.nodes
 
     @property
-    def empty_plan(self) -> Plan:
-        """A plan without studies, on all nodes."""
-        return self.plan()
-
-    @property
     def pace(self) -> Pace:
         """How long and how often arms are timed; by default the fewest rounds that give an interval."""
         default, settings = PACES[self.subject.device_type], self.settings
@@ -116,11 +108,12 @@ class SuiteNodes:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was measured so far; `confidence` is that of each interval, 0 … 1."""
+class MeasuredSuite:
+    """Results of a suite's run, with its run.json; `confidence` is that of each interval, 0 … 1."""
 
     evidence: Evidence
     confidence: float
+    record: RunRecord
 
     @property
     def plan(self) -> Plan:
@@ -140,14 +133,13 @@ class Measured:
             [one.samples_per_s_per_gpu for one in Arms([self.complete(study, arm) for arm in arms], 1).paired.arms]
         )
 
-    def throughput(self, study: Study, arm: Arm, baseline: Arm | None = None) -> Found | None:
+    def throughput(self, study: Study, arm: Arm, *baseline: Arm) -> Found | None:
         """Samples per second and GPU of an arm, at the slowest rank's pace, or over those of another in the same
         rounds.
 
         With an interval, valid for all rounds together, from eight rounds on; None without a round.
         """
-        measured, *compared = self.paces(study, arm, *([] if baseline is None else [baseline]))
-        return self.estimated(measured / compared[0] if compared else measured)
+        return self.estimated(np.divide.reduce(self.paces(study, arm, *baseline)))
 
     def value(self, metric: Metric, study: Study, world_size: int) -> Found | None:
         """A metric of a study's workload; None without a round that all nodes have."""
@@ -156,13 +148,6 @@ class Measured:
     def estimated(self, values: FloatArray, scale: Scale = "factors") -> Found | None:
         """Value and interval of rounds; None without a round."""
         return estimate_of(values, scale, self.confidence) if len(values) else None
-
-
-@dataclass(frozen=True)
-class MeasuredSuite(Measured):
-    """Results of a suite's run, with its run.json."""
-
-    record: RunRecord
 
     @property
     def versions(self) -> dict[str, str]:
@@ -180,8 +165,8 @@ class MeasuredSuite(Measured):
         for study in self.plan.studies:
             rounds, why = self.paces(study, *study.arms).shape[1], self.why_missing(study.id)
             if why or not rounds:
-                so_far = f"after {rounds} of {study.rounds} rounds" if rounds else "no complete round"
-                found.append(f"{study.workload.name}: {so_far}{f': {why}' if why else ''}")
+                so_far = f"{study.workload.name}: {rounds} of {study.rounds} rounds"
+                found.append(f"{so_far}: {why}" if why else so_far)
         return found
 
 
@@ -208,7 +193,9 @@ class Suite(ABC):
             if option.metavar is not None:
                 more = {"action": "append" if option.repeats else "store", "metavar": option.metavar}
             common.add_argument(option.flag, dest=option.name, help=option.help, **more)
-        parser.set_defaults(run=partial(run_suite, self))
+        parser.set_defaults(
+            run=lambda arguments: SuiteSource(self, nodes_of(arguments), arguments).measure_and_report()
+        )
 
     @abstractmethod
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
@@ -278,8 +265,7 @@ class SuiteSource(EvidenceSource):
                 self.measure(self._progress(self.plan_to_measure))
             more, is_first = None, len(self.plan.study_ids) == len(self._first.study_ids)
             if is_first and not self.writing_problem:
-                _, measured = suite_told(self.measured_run)
-                more = self._suite.further(self._arguments, self._nodes, measured)
+                more = self._suite.further(self._arguments, self._nodes, suite_told(self.measured_run)[1])
             if more is not None:
                 self.measured_run.write_json(self.measured_run.plan_json, self.plan.joined(more))
                 self._launch(more, self._progress(more))
@@ -296,21 +282,17 @@ class SuiteSource(EvidenceSource):
 
         def show(line: str, passing: bool) -> None:
             nonlocal shown_s
+            if passing and not is_terminal and time.monotonic() - shown_s < 60:
+                return
+            shown_s, end = time.monotonic(), "\n"
             if is_terminal:
-                width = shutil.get_terminal_size().columns - 1 if passing else None
-                print(f"\r\x1b[K{line[:width]}", end="" if passing else "\n", file=sys.stderr, flush=True)
-            elif not passing or time.monotonic() - shown_s >= 60:
-                shown_s = time.monotonic()
-                print(line, file=sys.stderr, flush=True)
+                width, end = (shutil.get_terminal_size().columns - 1, "") if passing else (None, end)
+                line = f"\r\x1b[K{line[:width]}"
+            print(line, end=end, file=sys.stderr, flush=True)
 
         if warning := load_warning(os.getloadavg()[0], os.cpu_count() or 1):
             show(warning, False)
         return Progress(plan, show, samples_per_s=self.expected_samples_per_s)
-
-
-def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
-    """Plan, measure and report. Returns the exit code. Raises BadInput, OSError."""
-    return SuiteSource(suite, nodes_of(arguments), arguments).measure_and_report()
 
 
 def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
@@ -325,20 +307,21 @@ def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
 
 def suite_told(run: RunDirectory) -> tuple[Suite, MeasuredSuite]:
     """The suite that a run directory is of, and what it holds. Raises BadInput."""
-    said, where = run.read_suite(), str(run.suite_json)
-    suite = read_value(where, str(said.get("suite")), suite_of)
-    confidence = read_value(where, str(said.get("confidence", OPTIONS["confidence"].default)), confidence_level)
-    return suite, MeasuredSuite(read_evidence(run), confidence, run.read_run())
+    said = run.read_suite()
+    suite = read_value(str(run.suite_json), str(said.get("suite")), suite_of)
+    return suite, MeasuredSuite(read_evidence(run), said.get("confidence", 0.95), run.read_run())
 
 
 def report_suite(run: RunDirectory) -> int:
     """Make a suite's reports from its run directory. Returns the exit code. Raises BadInput, OSError."""
-    suite, measured = suite_told(run)
-    return tell(suite, run, measured)
+    return tell(run, *suite_told(run))
 
 
-def tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
-    """Print the results and write all of their files. Returns the exit code. Raises OSError."""
+def tell(run: RunDirectory, suite: Suite, measured: MeasuredSuite) -> int:
+    """Print the results and write all of their files. Returns the exit code: 1 if something failed or is missing.
+
+    Raises OSError.
+    """
     found, confidence = suite.results(measured), measured.confidence
     if measured.plan.device_type == "cpu":
         found = replace(found, what=f"{found.what}, on a CPU", mark=ON_CPU)
@@ -362,7 +345,7 @@ def tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
     write_atomically(run.path / "report.md", markdown_page(blocks))
     write_atomically(run.path / "report.html", html_page(found.headline, blocks))
     print(f"report: {run.path / 'report.html'}")
-    return NOT_ALL_WELL if found.problems or found.failures else 0
+    return int(bool(found.problems or found.failures))
 
 
 def mean_estimate(values: Sequence[float], confidence: float) -> Found:

@@ -8,25 +8,21 @@ DDP without communication; communication is the additional time of a step with i
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterable, Iterator
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import BYTES_PER_GRADIENT
-from pytest_ddpscale.settings import whole
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.options import (
-    MOST_BATCH,
-    MOST_PIXELS,
-    MOST_RANKS,
-    PRECISIONS,
     add_feature_weights,
+    add_images,
     at_most,
-    counts,
     image_model,
     image_workload,
+    number,
+    numbers,
     on_features,
     one_factor,
     several,
@@ -35,7 +31,6 @@ from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
 
-MOST_RANKS_BY_DEFAULT = 4
 EPOCH_IMAGES = 60_000  # of MNIST's training split
 # Each factor's key in rows. What differs in one may differ in those after it: models in their parameters.
 FACTORS = {
@@ -54,7 +49,6 @@ _COLUMNS = (
     Column("computation_ms", "Computation ms", better=-1), Column("communication_ms", "Communication ms", better=-1),
     Column("communication_share", "Of the step", "{:.1%}"), Column("trained_parameters", "Trained parameters", "{:,}"),
     Column("document_gb_per_epoch", "By the document, GB"),
-    Column("sent_gb_per_rank_and_epoch", "Sent by each rank, GB"),
 )  # fmt: skip
 
 
@@ -67,21 +61,20 @@ class Factors(Suite):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for the values of each factor."""
         told, models = "the first is the centre, where others stay", "vgg16,squeezenet1_0,alexnet,resnet18,densenet121"
-        add, number = adder(parser), several(whole(MOST_BATCH))
-        add("--batches", "N,N", number, f"images per GPU, {told}", "1024,64,128,256,512")
+        add, each = adder(parser), several(number)
+        add("--batches", "N,N", each, f"images per GPU, {told}", "1024,64,128,256,512")
         add("--models", "M,M", several(image_model), f"frozen, {told}", models)
-        add("--hidden-sizes", "H,H", number,
+        add("--hidden-sizes", "H,H", each,
             f"width of the classifier's two hidden layers, {told}", "4096,2048,1024")  # fmt: skip
-        add("--world-sizes", "K,K", counts(MOST_RANKS), "the largest is the centre; default: each up to 4")
-        add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
+        add("--world-sizes", "K,K", numbers, "the largest is the centre; default: each up to 4")
         add_feature_weights(parser)
-        parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="by autocast; default: %(default)s")
+        add_images(parser)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each workload, the centre first; the centre has arms for each world size."""
         most = nodes.world_size
-        at_most("--world-sizes", arguments.world_sizes, most)
-        sizes = arguments.world_sizes or range(1, min(MOST_RANKS_BY_DEFAULT, most) + 1)
+        sizes = arguments.world_sizes or range(1, min(4, most) + 1)
+        at_most("--world-sizes", max(sizes), most)
         workloads = dict.fromkeys(
             image_workload(
                 arguments, nodes, batch, model=model, num_classes=10, **frozen,
@@ -103,7 +96,7 @@ class Factors(Suite):
         shares = [found.value for row in rows if (found := row["communication_share"])]
         ranks, of = max(arm.world_size for arm in centre.arms), centre.workload
         what = f"{of.family.model}, frozen, batch {of.batch_size}, {ranks} ranks"
-        findings = [f"communication at most {percent(max(shares), 1)} of a step"] if shares else []
+        findings = [f"communication up to {percent(max(shares), 1)} of a step"] if shares else []
         drawn = Drawn("Time of a step by factor", "factor", ("computation_ms", "communication_ms"))
         table = Rows("factors", "By factor", _COLUMNS, rows, 2, _NOTES, drawn)
         return Results(what, findings, [table], measured.problems())
@@ -118,7 +111,7 @@ def _rows(measured: MeasuredSuite) -> Iterator[Row]:
             yield {
                 **{key: measured.value(metric, study, ranks) for key, metric in _METRICS.items()},
                 "trained_parameters": parameters, "batch": of.batch_size, "world_size": ranks,
-                "model": of.family.model, **data_moved(parameters, of.batch_size, ranks),
+                "model": of.family.model, "document_gb_per_epoch": data_moved(parameters, of.batch_size, ranks),
             }  # fmt: skip
 
 
@@ -134,15 +127,6 @@ def by_factor(rows: Iterable[Row]) -> list[Row]:
     return [row for same in swept or [found["world size"]] for row in same]
 
 
-def data_moved(parameters: int, batch: int, ranks: int) -> dict[str, float]:
-    """Gradients of a classifier that are moved in an epoch, in GB.
-
-    By Banerjee and Shah, section 2: N ÷ (B · k) · trainable parameters. By a ring all-reduce, which sends each gradient
-    2 (k − 1) ÷ k times (nccl-tests, PERFORMANCE.md), in the steps of a rank's share of the images; the last batch may
-    be smaller (DistributedSampler).
-    """
-    once, steps = parameters * BYTES_PER_GRADIENT / 1e9, math.ceil(math.ceil(EPOCH_IMAGES / ranks) / batch)
-    return {
-        "document_gb_per_epoch": EPOCH_IMAGES / (batch * ranks) * once,
-        "sent_gb_per_rank_and_epoch": 2 * (ranks - 1) / ranks * once * steps,
-    }
+def data_moved(parameters: int, batch: int, ranks: int) -> float:
+    """GB of a classifier's gradients in an epoch, by Banerjee and Shah, section 2: N ÷ (B · k) · trained parameters."""
+    return EPOCH_IMAGES / (batch * ranks) * parameters * BYTES_PER_GRADIENT / 1e9

@@ -22,7 +22,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE_THROUGHPUT
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.engine import OF_STEPS, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, add_image_model, counts, image_workload
+from pytest_ddpscale.suites.options import add_image_model, image_workload, numbers
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.command_parser import adder
@@ -39,7 +39,6 @@ _OF_SPLIT = (
     "Computation: the passes on all devices at once, with copies and inputs in place, which both ways make. "
     "Communication: what a pass takes longer in the same round: copying the model, scattering and gathering.",
 )
-_CPU = "All devices are this CPU: times say nothing about GPUs. nn.DataParallel needs two GPUs: not measured."
 
 
 class Inference(Suite):
@@ -52,7 +51,7 @@ class Inference(Suite):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for model and batches."""
         add_image_model(parser)
-        adder(parser)("--batches", "N,N", counts(MOST_BATCH), self.batches, "32,64,128,256")
+        adder(parser)("--batches", "N,N", numbers, self.batches, "32,64,128,256")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each batch, the smallest first; a batch that exceeds the memory ends only its own study."""
@@ -128,12 +127,11 @@ class DataParallel(Inference):
         rows, rate = [row for study in plan.studies for row in _split_rows(measured, study)], f"{plan.unit}/s"
         columns = [
             Column("batch", "Batch"), Column("way", "Way"), Column("samples_per_s", rate, better=1),
-            Column("to_one_device", "To one device", _RATIO), Column("to_ranks", "To a rank on each", _RATIO),
-            Column("computation_ms", "Computation ms", better=-1),
+            Column("to_ranks", "To a rank on each", _RATIO), Column("computation_ms", "Computation ms", better=-1),
             Column("communication_ms", "Communication ms", better=-1),
         ]  # fmt: skip
         drawn = Drawn(f"{plan.samples.capitalize()} per second by batch", "batch", ("samples_per_s",), by="way")
-        notes = [*_OF_SPLIT, *[_CPU] * (plan.device_type == "cpu")]
+        notes = [*_OF_SPLIT, *["nn.DataParallel needs two GPUs: not measured."] * (plan.device_type == "cpu")]
         table = Rows("data-parallel", "By batch", columns, rows, 2, notes, drawn)
         of, devices = plan.studies[0].workload, plan.studies[0].arms[-1].world_size
         what = f"Inference of {of.family.model} in {of.precision} by one process on {devices} devices"
@@ -155,13 +153,10 @@ def _split_rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
         return np.asarray(measured.paces(study, *arms) * [[arm.world_size] for arm in arms])
 
     by_kind = {arm.kind: arm for arm in study.arms}
-    for arm in study.arms:
-        way = WAYS.get(arm.kind) or count_text(arm.world_size, "rank")
-        row: dict[str, Any] = {"batch": study.workload.batch_size, "way": way, "samples_per_s": None}
-        if arm.kind != "parallel_apply":
-            row["samples_per_s"] = measured.estimated(paces(arm)[0])
+    for arm in (one for one in study.arms if one.kind != "parallel_apply"):
+        way, pace = WAYS.get(arm.kind) or count_text(arm.world_size, "rank"), measured.estimated(paces(arm)[0])
+        row: dict[str, Any] = {"batch": study.workload.batch_size, "way": way, "samples_per_s": pace}
         if arm.kind in WAYS:
-            row["to_one_device"] = measured.estimated(np.divide(*paces(arm, study.arms[0])))
             row["to_ranks"] = measured.estimated(np.divide(*paces(arm, study.arms[-1])))
             of_pass, computing = 1000 * arm.batch_size / paces(arm, by_kind["parallel_apply"])
             row["computation_ms"] = measured.estimated(computing)

@@ -12,26 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
 from pytest_ddpscale.report.where_time_goes import waited_s_per_step
-from pytest_ddpscale.settings import on_or_off, whole
+from pytest_ddpscale.settings import on_or_off
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, add_image_model, counts, folder_data, image_workload, several
+from pytest_ddpscale.suites.options import add_image_model, counts, folder_data, image_workload, number, several
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
 
-# Share of the throughput on synthetic data below which loading counts as the bottleneck, and of the fastest setting
-# that a recommended one reaches.
+# Share of the fastest setting's throughput that a recommended one reaches.
 WORTH = 0.95
 _RATIO = "{:.3f}×"
 _NOTES = (
-    "Efficiency: throughput over that on synthetic data in the same round. Waited: by the rank that waited most; may "
-    f"cost nothing while the device still computes. To set: the fewest workers shown to reach {percent(WORTH)} of the "
-    "fastest.",
+    "Efficiency: throughput over that on synthetic data in the same round; above 1 "
+    "where images of a folder wait ready while synthetic ones are copied. Waited: by the rank that waited most. "
+    f"To set: the fewest workers shown to reach {percent(WORTH)} of the fastest.",
 )
 
 
@@ -50,12 +48,12 @@ class InputPipeline(Suite):
         add("--prefetch", "N,N", counts(MOST_PREFETCH), "batches that each worker reads ahead", "2")
         add("--pin-memory", "true,false", several(on_or_off), "whether batches go through pinned memory", "true")
         add_image_model(parser)
-        add("--batch", "N", whole(MOST_BATCH), "images per GPU", 128)
+        add("--batch", "N", number, "images per GPU", 128)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan one study with synthetic data and each setting of the loader."""
-        data, classes = folder_data(arguments, nodes)
-        workload = image_workload(arguments, nodes, arguments.batch, num_classes=max(classes, 1000))
+        data, num_classes = folder_data(arguments, nodes)
+        workload = image_workload(arguments, nodes, arguments.batch, num_classes=num_classes)
         variants = [Variant(data="synthetic")]
         variants += [
             Variant(workers=one, prefetch=ahead or None, pin_memory=None if is_pinned else False)
@@ -70,20 +68,19 @@ class InputPipeline(Suite):
         """A row for each setting: synthetic data, then the fewest workers first."""
         plan, [study] = measured.plan, measured.plan.studies
         rows = [*_rows(measured, study)]
-        chosen, findings = recommended(rows), [f"the input pipeline {bottleneck(rows)} the bottleneck"]
-        if chosen is not None:
-            reached = f" ({cell(chosen['efficiency'], _RATIO)} the throughput on synthetic data)"
-            findings.append(f"to set: {chosen['data']}{reached * bool(chosen['efficiency'])}")
+        finding = f"no setting is shown to reach {percent(WORTH)} of the fastest"
+        if chosen := recommended(rows):
+            reached = f"{cell(chosen['efficiency'], _RATIO)} the throughput on synthetic data"
+            finding = f"to set: {chosen['data']} ({reached})"
         columns = [
             Column("data", "Data"), Column("samples_per_s_per_gpu", f"{plan.unit}/s per {plan.device}", better=1),
-            Column("efficiency", "Efficiency", _RATIO,
-                   above="synthetic images may be copied while folder ones wait ready"),
-            Column("to_fastest", "Of the fastest", _RATIO), Column("waited_share", "Waited of a step", "{:.0%}"),
+            Column("efficiency", "Efficiency", _RATIO), Column("to_fastest", "Of the fastest", _RATIO),
+            Column("waited_share", "Waited of a step", "{:.0%}"),
         ]  # fmt: skip
         drawn = Drawn("Throughput by loader settings", "data", ("samples_per_s_per_gpu",))
         table = Rows("input-pipeline", "Loading", columns, rows, notes=_NOTES, drawn=drawn)
         what = f"{study.workload.family.model} in {study.workload.precision} on {study.workload.data_kind} images"
-        return Results(what, findings if rows[1:] else [], [table], measured.problems())
+        return Results(what, [finding] * bool(rows[1:]), [table], measured.problems())
 
 
 def _rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
@@ -100,22 +97,7 @@ def _rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
         yield row
 
 
-def _limits(found: Found | None) -> tuple[float, float]:
-    """The ends of an interval; of anything without one."""
-    return (found and found.interval) or (0.0, float("inf"))
-
-
 def recommended(rows: Sequence[Row]) -> Row | None:
     """The first setting, of those with the fewest workers, that is shown to reach `WORTH` of the fastest."""
-    return next((row for row in rows if _limits(row.get("to_fastest"))[0] >= WORTH), None)
-
-
-def bottleneck(rows: Sequence[Row]) -> str:
-    """Whether loading is the bottleneck, as far as intervals show.
-
-    It is not if the recommended setting keeps up, and it is if no setting keeps up.
-    """
-    chosen, reached = recommended(rows), [found for row in rows if (found := row.get("efficiency"))]
-    if chosen is not None and _limits(chosen["efficiency"])[0] >= WORTH:
-        return "is not"
-    return "is" if reached and all(_limits(found)[1] < WORTH for found in reached) else "may be"
+    there = (row for row in rows if (found := row.get("to_fastest")) and found.interval and found.interval[0] >= WORTH)
+    return next(there, None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from operator import ne
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families import family_of, known_models
@@ -18,13 +18,11 @@ from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.settings import whole
+from pytest_ddpscale.suites.engine import SuiteNodes
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.util.command_parser import adder
 
-if TYPE_CHECKING:
-    from pytest_ddpscale.suites.engine import SuiteNodes
-
-MOST_PIXELS, MOST_BATCH, MOST_RANKS = 10**4, 10**6, 10**6
+number = whole(10**8)  # beyond any real use
 # On their features there is one linear layer, like their original head.
 LINEAR = ("squeezenet1_0", "squeezenet1_1", "resnet18")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
@@ -39,6 +37,9 @@ def several(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
 def counts(most: int, least: int = 1) -> Callable[[str], list[int]]:
     """A parser of whole numbers, each once, ascending; at least one."""
     return lambda text: sorted(several(whole(most, least))(text))
+
+
+numbers = counts(10**8)
 
 
 def above_zero(text: str) -> float:
@@ -67,10 +68,15 @@ def image_model(text: str) -> str:
 
 def add_image_model(parser: argparse.ArgumentParser) -> None:
     """Add options for a model, its images and its precision."""
-    add = adder(parser)
-    add("--model", "MODEL", image_model, "torchvision model", "resnet50")
-    add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
-    parser.add_argument("--precision", choices=PRECISIONS, help="by autocast; default: fp16, on a CPU fp32")
+    adder(parser)("--model", "MODEL", image_model, "torchvision model", "resnet50")
+    add_images(parser, precision=None)
+
+
+def add_images(parser: argparse.ArgumentParser, pixels: int | None = 224, precision: str | None = "fp32") -> None:
+    """Add options for images and precision with these defaults."""
+    usual = precision or "fp16, on a CPU fp32"
+    adder(parser)("--image-size", "PIXELS", number, "" if pixels else "default: 28, with --model 64", pixels)
+    parser.add_argument("--precision", choices=PRECISIONS, default=precision, help=f"by autocast; default: {usual}")
 
 
 def add_feature_weights(parser: argparse.ArgumentParser) -> None:
@@ -105,21 +111,20 @@ def image_workload(
     return Workload((name or f"{model}-{precision}-batch-{batch}").replace("_", "-"), family, precision, batch)
 
 
-def at_most(option: str, asked: Sequence[int] | int | None, most: int) -> None:
+def at_most(option: str, asked: int, most: int) -> None:
     """Refuse more ranks than can be used. Raises OptionError."""
-    numbers = [asked] if isinstance(asked, int) else asked or []
-    if max(numbers, default=0) > most:
-        raise OptionError(option, f"found {max(numbers)}, but {most} can be used", f"at most {most}")
+    if asked > most:
+        raise OptionError(option, f"found {asked}, but {most} can be used", f"at most {most}")
 
 
 def folder_data(arguments: argparse.Namespace, nodes: SuiteNodes) -> tuple[ImageFolderData, int]:
-    """The data of `--folder`, and its number of classes as far as it can be seen here. Raises OptionError."""
+    """The data of `--folder`, and classes for a model: at least 1000, which is enough for most. Raises OptionError."""
     folder = arguments.folder.expanduser().absolute()
     classes = [*(folder / "train").glob("*")]
     if not classes and not nodes.machine.cluster.is_elsewhere:
         expected = "train/CLASS/IMAGE (see ddpscale make-dataset)"
         raise OptionError("--folder", f"{folder} has no train/CLASS", expected)
-    return ImageFolderData(str(folder)), len(classes)
+    return ImageFolderData(str(folder)), max(len(classes), 1000)
 
 
 def add_workloads(parser: argparse.ArgumentParser, count: int | str, usual: str) -> None:
@@ -128,40 +133,36 @@ def add_workloads(parser: argparse.ArgumentParser, count: int | str, usual: str)
     more("--workload", nargs=count, default=[], metavar="NAME", help=f"of the SKU; default: {usual}")
     add("--model", "MODEL", str, "torchvision model instead; needs --precision")
     more("--precision", choices=PRECISIONS, help="of --model")
-    add("--image-size", "PIXELS", whole(MOST_PIXELS), "of --model; default: that of the SKU's workloads, else 224")
+    add("--image-size", "PIXELS", number, "of --model; default: that of the SKU's workloads, else 224")
 
 
 def workloads_of(arguments: argparse.Namespace, sku: Sku, device_type: DeviceType) -> list[Workload]:
-    """The workloads that `add_workloads` asks for. Raises OptionError."""
+    """The workloads that `add_workloads` asks for.
+
+    Of a model, other settings are those of the SKU's workload with that model, or defaults.
+
+    Raises:
+        OptionError: they are unknown, no family has the model, or it takes no images of that size.
+    """
     names, model, precision, size = arguments.workload, arguments.model, arguments.precision, arguments.image_size
     if model and precision and not names:
-        return [workload_of(sku, model, precision, size, device_type)]
+        kind = family_of(model)
+        if kind is None:
+            raise OptionError("--model", f"found {model!r}", known_models())
+        alike = next((one for one in sku.workloads.values() if one.family.model == model), None)
+        if alike is None:
+            alike = Workload("", kind.usual(model, is_cpu=device_type == "cpu"), precision, 1)
+        name = f"{model}-{precision}".replace("_", "-")
+        try:
+            family = alike.family.sized(size)
+        except ValueError as error:
+            raise OptionError("--image-size", str(error)) from None
+        return [replace(alike, name=name, precision=precision, family=family, data="synthetic")]
     if model or precision or size:
-        given = {"--model": model, "--precision": precision, "--image-size": size, "--workload": " ".join(names)}
-        typed = " ".join(f"{option}={value}" for option, value in given.items() if value)
-        expected = "a model with its precision, or workloads of the SKU, which have their own"
-        raise OptionError("--model", f"found {typed}", expected)
+        expected = "--model with --precision, or --workload alone, which has its own"
+        raise OptionError("--model, --precision, --image-size", "these do not name a workload", expected)
     unknown = [name for name in names if name not in sku.workloads]
     if unknown or not sku.workloads:
         known = ", ".join(sku.workloads) or "the workloads of a SKU that has some: --model"
         raise OptionError("--workload", f"found {unknown[0] if unknown else 'nothing'!r}", f"some of {known}")
     return [sku.workloads[name] for name in dict.fromkeys(names or sku.workloads)]
-
-
-def workload_of(sku: Sku, model: str, precision: Precision, size: int | None, device_type: DeviceType) -> Workload:
-    """A workload for any model; other settings are those of the SKU's workload with that model, or defaults.
-
-    Raises:
-        OptionError: no family has the model, or it takes no images of that size.
-    """
-    kind = family_of(model)
-    if kind is None:
-        raise OptionError("--model", f"found {model!r}", known_models())
-    alike = next((one for one in sku.workloads.values() if one.family.model == model), None)
-    if alike is None:
-        alike = Workload("", kind.usual(model, is_cpu=device_type == "cpu"), precision, 1)
-    name = f"{model}-{precision}".replace("_", "-")
-    try:
-        return replace(alike, name=name, precision=precision, family=alike.family.sized(size), data="synthetic")
-    except ValueError as error:
-        raise OptionError("--image-size", str(error)) from None

@@ -22,10 +22,10 @@ from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block, Value
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.records import GangRecord, Rank, WorkloadFlops
+from pytest_ddpscale.run.records import GangRecord, Rank, Span, WorkloadFlops
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, now_iso
-from pytest_ddpscale.run.strict_json import Positive, column, decode
+from pytest_ddpscale.run.strict_json import Positive, Seconds, column, decode
 from pytest_ddpscale.thresholds.model import Thresholds
 from pytest_ddpscale.util.regular_file import read_regular
 
@@ -39,15 +39,12 @@ _NOTES = (
     "host names and GPU UUIDs are unknown: the source records none",
 )
 _JOB = "model", "precision", "image_size", "memory_format", "compile"  # settings that a result file tells
-# Beyond any existing machine, and small enough to avoid overflow.
-_Positive = Annotated[float, Meta(ge=1e-9, le=1e15)]
-_NotNegative = Annotated[float, Meta(ge=0, le=1e15)]
 
 
 class PaikSamples(Struct):
     """Samples from nvidia-smi; the mean is None if it gave no answer."""
 
-    mean: _NotNegative | None
+    mean: Span | None
 
 
 class PaikSampling(Struct):
@@ -62,11 +59,11 @@ class PaikRank(Struct):
 
     rank: int
     n_steps: Positive
-    mean_step_sec: _Positive
-    stdev_step_sec: _NotNegative
-    peak_mem_gb: _Positive
+    mean_step_sec: Seconds
+    stdev_step_sec: Span
+    peak_mem_gb: Span
     gpu_sampling: PaikSampling | None
-    p95_step_sec: _Positive | None = None
+    p95_step_sec: Seconds | None = None
 
     def sampled(self, name: str) -> float | None:
         """Mean of what was sampled; None if it was not."""
@@ -86,16 +83,14 @@ class PaikResult(Struct):
     image_size: Positive
     channels_last: bool
     compile: bool
-    warmup_sec_target: _NotNegative
-    bench_sec_target: _Positive
-    device_name: Annotated[str, Meta(pattern=r"\S")]
+    warmup_sec_target: Span
+    bench_sec_target: Seconds
+    device_name: str
     torch_version: str
     cuda_version: str | None
     per_rank: tuple[PaikRank, ...]
 
     def __post_init__(self) -> None:
-        if self.global_batch_size != self.batch_size_per_gpu * self.world_size:
-            raise ValueError("global_batch_size is not batch_size_per_gpu x world_size")
         if [one.rank for one in self.per_rank] != [*range(self.world_size)]:
             raise ValueError("per_rank does not hold all ranks in order")
 
@@ -213,11 +208,13 @@ def _sku_name(files: list[PaikResult], asked: str | None, thresholds: Thresholds
     """The SKU that all files come from; `asked` is its name, an alias, or None. Files of two SKUs are refused."""
     devices = dict.fromkeys(file.device_name for file in files)
     # Driver versions name the same GPU differently; its SKU matches all the names.
-    patterns = {name: sku.detect.name for name, sku in thresholds.skus.items() if sku.detect.name}
-    found = [name for name, pattern in patterns.items() if all(is_named(device, pattern) for device in devices)]
+    found = [
+        name for name, sku in thresholds.skus.items()
+        if all(sku.detect.name and is_named(device, sku.detect.name) for device in devices)
+    ]  # fmt: skip
     possible = found or ([] if len(devices) > 1 else [*thresholds.skus])
-    name = thresholds.canonical_name(asked) if asked else (found[0] if len(found) == 1 else None)
-    if name is None or name not in possible:
+    name = thresholds.canonical_name(asked) if asked else ", ".join(found)
+    if name not in possible:
         expected = f"one of {', '.join(possible)}" if possible else "results of one GPU model"
         raise SkuError("--gpu-sku", f"found {asked or 'none'} for results of {', '.join(devices)}", expected)
     return name

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 TUNE = "tune"  # a command of its own, not below `suite`
 # By name: the module that has its class, and the command's help.
 SUITES: dict[str, tuple[str, str]] = {
-    "pytorch-ddp": ("ddp_benchmark", "PyTorch's DDP benchmark: sec/iter and ex/sec by number of GPUs and bucket sizes"),
-    "collectives": ("collectives", "all-reduce and five others over message sizes, as nccl-tests"),
+    "pytorch-ddp": ("ddp_benchmark", "PyTorch's DDP benchmark: sec/iter and ex/sec by GPUs and bucket sizes"),
+    "collectives": ("collectives", "all-reduce and five others over message sizes, by nccl-tests' formulas"),
     "inference": ("inference", "throughput and latency by batch, alone and on all GPUs of a node at once"),
     "data-parallel": ("inference", "inference by one process on several GPUs, against one GPU and a rank on each"),
     "factors": ("factors", "computation and communication by batch, world size, model, trained parameters"),
     "input-pipeline": ("input_pipeline", "which loader settings keep up, on images from a folder"),
     "whole-run": ("training_runs", "complete time by world size, its parts, throughput, accuracy, sweet spots"),
-    "convergence": ("training_runs", "iterations, epochs and seconds to a loss, by world size or parameters"),
+    "convergence": ("convergence", "iterations, epochs and seconds to a loss, by world size or parameters"),
     TUNE: ("tune", "find settings of DDP, the trainer and NCCL that train a workload faster"),
 }
 

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeAlias
 
 from pytest_ddpscale.judge.stats import Found
@@ -47,14 +48,12 @@ class Column:
         key: of its cells in rows, CSV and JSON, which also have the keys without a column.
         title: in the table.
         form: how a number is written.
-        above: why a share may be above 100 %, which is said where one is.
         better: 1 if larger is better, -1 if smaller is, which `compare --fail-below` asks; 0 if neither.
     """
 
     key: str
     title: str
     form: Form = "{:.4g}"
-    above: str = ""
     better: int = 0
 
 
@@ -99,12 +98,6 @@ class Rows:
         """The name of a row."""
         return ", ".join(cell(row.get(one.key), one.form) for one in self.columns[: self.names])
 
-    def ratios_above(self) -> Iterator[str]:
-        """Why shares are above 100 %, of each column that has one."""
-        for column in self.columns:
-            if column.above and any(found(row.get(column.key) or 0).value > 1 for row in self.rows):
-                yield f"{column.title} above 100 %: {column.above}."
-
     def shown(self, interval: str) -> Table:
         """The table; `interval` is the title of intervals."""
         there = [one for one in self.columns if any(one.key in row for row in self.rows)]
@@ -116,26 +109,25 @@ class Rows:
         rows = zip(*(cells for _, cells in parts), strict=True)
         return table([title for title, _ in parts], rows, of_numbers=True, names=self.names)
 
-    @property
-    def cells(self) -> dict[str, list[Any]]:
-        """Cells of all rows by key: those of the columns first."""
-        keys = [*(column.key for column in self.columns), *(key for row in self.rows for key in row)]
-        return {key: [row.get(key) for row in self.rows] for key in keys}
+    @cached_property
+    def keys(self) -> dict[str, None]:
+        """Of the cells of all rows: those of the columns first."""
+        return dict.fromkeys((*(column.key for column in self.columns), *chain(*self.rows)))
 
     def csv(self) -> str:
         """CSV, with the ends of an interval in columns of their own."""
         parts = dict[str, list[Any]]()
-        for key, values in self.cells.items():
-            parts[key] = [found(one).value for one in values]
-            if any(isinstance(one, Found) for one in values):
-                intervals = [found(one).interval or (None, None) for one in values]
-                parts[f"{key}_low"], parts[f"{key}_high"] = map(list, zip(*intervals, strict=True))
+        for key in self.keys:
+            cells = [found(row.get(key)) for row in self.rows]
+            parts[key] = [one.value for one in cells]
+            if any(isinstance(row.get(key), Found) for row in self.rows):
+                for end, name in enumerate(("low", "high")):
+                    parts[f"{key}_{name}"] = [one.interval and one.interval[end] for one in cells]
         return csv_text(parts, zip(*parts.values(), strict=True))
 
     def json(self) -> list[dict[str, Any]]:
         """Rows as JSON types."""
-        cells = {key: map(json_value, values) for key, values in self.cells.items()}
-        return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+        return [{key: json_value(row.get(key)) for key in self.keys} for row in self.rows]
 
     def picture(self, mark: str = "") -> Picture | None:
         """The rows as `drawn`, with a warning; None if they are too few."""
@@ -143,19 +135,15 @@ class Rows:
         if told is None or not self.rows:
             return None
         about, series, x = About(self.name, told.title, mark=mark), dict[str, list[Point]](), columns[told.x]
-        of, *others = (columns[key] for key in told.ys)
+        ys = [columns[key] for key in told.ys]
         if isinstance(self.rows[0][x.key], str):
-            rows = list[BarRow]()
-            for row in self.rows:
-                if None in (row.get(one.key) for one in (of, *others)):
-                    continue
-                value, interval = found(row[of.key])
-                # Noise may make a difference negative, of which no bar can be a part.
-                more = [(one.title, max(0.0, found(row[one.key]).value)) for one in others]
-                said = " + ".join(cell(row[one.key], one.form) for one in (of, *others))
-                parts = [(of.title, value - told.base), *more]
-                rows.append(BarRow(self.named(row), parts, said, None if others else interval))
-            return bars(about, " + ".join(one.title for one in (of, *others)), rows, base=told.base)
+            # Noise may make a difference negative, of which no bar can be a part.
+            rows, least = list[BarRow](), 0.0 if ys[1:] else -math.inf
+            for row in (row for row in self.rows if all(row.get(key) is not None for key in told.ys)):
+                parts = [(one.title, max(least, found(row[one.key]).value - told.base)) for one in ys]
+                said = " + ".join(cell(row[one.key], one.form) for one in ys)
+                rows.append(BarRow(self.named(row), parts, said, None if ys[1:] else found(row[told.ys[0]]).interval))
+            return bars(about, " + ".join(one.title for one in ys), rows, base=told.base)
         for row in sorted(self.rows, key=lambda row: row[x.key]):
             for key in (key for key in told.ys if row.get(key) is not None):
                 name = cell(row[told.by]) if told.by else columns[key].title
@@ -163,7 +151,7 @@ class Rows:
                 series.setdefault(name, []).append(point)
         axes = {"x_is_log": True, "x_name": lambda value: cell(value, x.form), **told.axes}
         drawn = {"": [Curve(*one) for one in series.items()]}
-        return curves(about, LineAxes(x.title, of.title, **axes), drawn)
+        return curves(about, LineAxes(x.title, ys[0].title, **axes), drawn)
 
 
 def found(value: Any) -> Found:
@@ -242,7 +230,7 @@ class Results:
         """What a terminal shows, of an error its first line; with facts, what report.md and report.html say."""
         interval = f"{100 * confidence:g} % interval"
         parts = [
-            Section(one.title, [*map(Line, (*one.notes, *one.ratios_above())), one.shown(interval)])
+            Section(one.title, [*map(Line, one.notes), one.shown(interval)])
             for one in self.tables if one.rows and one.title
         ]  # fmt: skip
         problems = self.problems if facts else [headline_of(one) for one in self.problems]

@@ -12,10 +12,12 @@ import math
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
@@ -27,34 +29,20 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, Workload
-from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.table import GrowingColumns
 from pytest_ddpscale.settings import on_or_off, one_of, read_value, whole
-from pytest_ddpscale.suites.engine import (
-    OF_TRAINING,
-    Measured,
-    MeasuredSuite,
-    Suite,
-    SuiteNodes,
-    geometric_mean_estimate,
-)
-from pytest_ddpscale.suites.nccl_variables import NCCL_VARIABLES
-from pytest_ddpscale.suites.options import MOST_BATCH, PRECISIONS, above_zero, add_workloads, folder_data, workloads_of
+from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes, geometric_mean_estimate
+from pytest_ddpscale.suites.options import PRECISIONS, above_zero, add_workloads, folder_data, number, workloads_of
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell_with_ends
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Listing, Section
 from pytest_ddpscale.util.nearest import did_you_mean
 
-if TYPE_CHECKING:
-    from pytest_ddpscale.launch.supervisor import Judge
-
 Environment: TypeAlias = tuple[tuple[str, str], ...]
 Setting: TypeAlias = tuple[Variant, Environment]
 # The first finds apparent gains, the others confirm them.
 LAUNCHES = 5
-# On GPUs. CPUs keep the default pace, because their rounds are long and rarely decide early.
-MOST_ROUNDS = 16
+# Of the first launch on GPUs, to see small gains. CPUs keep the default pace, because their rounds are long.
+ROUNDS_ON_GPUS = 16
 # A smaller difference is not worth a change, so further rounds are not needed.
 WORTH = 0.01
 BATCH, FASTER = "batch_size", "faster"
@@ -64,7 +52,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "broadcast_buffers": on_or_off, "high_priority_stream": on_or_off, "fused_optimizer": on_or_off,
     "precision": one_of(*PRECISIONS), "memory_format": one_of(*get_args(MemoryFormat)),
     "compile": one_of(*get_args(CompileMode)), "hook": one_of(*get_args(CommunicationHook)),
-    "accumulation_steps": whole(10**4), BATCH: whole(MOST_BATCH), "uneven_share": above_zero,
+    "accumulation_steps": number, BATCH: number, "uneven_share": above_zero,
     "workers": whole(MOST_LOADER_WORKERS, 0), "prefetch": whole(MOST_PREFETCH), "pin_memory": on_or_off,
 }  # fmt: skip
 # Tried without --try: several values for each name.
@@ -78,16 +66,16 @@ USUAL_SETTINGS: dict[DeviceType, str] = {
 }
 # Further ones without a folder and with one.
 USUAL_OF_DATA = (" uneven_share=0.1", " workers=1,2,8 prefetch=4 pin_memory=false")
-_TORCH = {"fp16": "float16", "bf16": "bfloat16"}
 # What to write for a setting, by its name or all of it; else it is an option of DistributedDataParallel.
 _PASTE = {
     "high_priority_stream": "options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)\n"
     'dist.init_process_group("nccl", pg_options=options)',
-    "precision": "with torch.autocast(device.type, torch.{torch}):  # forward pass and loss",
+    "precision=bf16": "with torch.autocast(device.type, torch.bfloat16):  # forward pass and loss",
     "precision=fp16": "scaler = torch.amp.GradScaler()\nwith torch.autocast(device.type, torch.float16): …\n"
     "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
     "precision=fp32": "# no torch.autocast",
-    "memory_format": "model.to(memory_format=torch.{torch})  # and images",
+    "memory_format=channels_last": "model.to(memory_format=torch.channels_last)  # and images",
+    "memory_format=contiguous": "model.to(memory_format=torch.contiguous_format)  # and images",
     "compile": 'torch.compile(DistributedDataParallel(model), mode="{value}")',
     "compile=no": "# no torch.compile",
     "fused_optimizer": "torch.optim.SGD(model.parameters(), …, fused=True)",
@@ -105,9 +93,8 @@ _PASTE = {
 }
 _RATIO = "{:.3f}×"
 _HOW = (
-    "Throughput with each setting over that without it. A gain counts if further launches confirm it, all gains "
-    f"together with the requested confidence, and if it is at least {100 * WORTH:g} %. Gains do not add up: measure "
-    "again. Take what changes training only if training may change."
+    f"Throughput with each setting over that without it. A gain counts if it is at least {100 * WORTH:g} %, and if "
+    "further launches confirm it. Gains do not add up: measure again."
 )
 _NOTES = {
     "hook": "changes training: gradients are sent with fewer bits", "precision": "changes the precision",
@@ -127,11 +114,10 @@ class Tune(Suite):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for the workload and the settings to try."""
+        add = adder(parser)
         add_workloads(parser, 1, "the first")
-        adder(parser)("--batch", "N", whole(MOST_BATCH), "samples per GPU; default: the workload's")
-        adder(parser)(
-            "--folder", "PATH", Path, "train on its images, with settings of their loader; default: synthetic"
-        )
+        add("--batch", "N", number, "samples per GPU; default: the workload's")
+        add("--folder", "PATH", Path, "train on its images, with settings of their loader; default: synthetic")
         parser.add_argument("--try", dest="tried", metavar='"NAME=V1,V2 …"',
             help=f"settings; a name in capitals is an environment variable. Default on GPUs: {USUAL_SETTINGS['cuda']}. "
                  f"CPU: {USUAL_SETTINGS['cpu']}. Also{USUAL_OF_DATA[0]}; with a folder instead{USUAL_OF_DATA[1]}"
@@ -139,13 +125,9 @@ class Tune(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan the first launch: a study of two arms for each setting."""
-        rounds = nodes.settings.rounds or (nodes.pace.rounds if nodes.is_cpu else MOST_ROUNDS)
+        rounds = nodes.settings.rounds or (nodes.pace.rounds if nodes.is_cpu else ROUNDS_ON_GPUS)
         studies = (one for one in _studies(arguments, nodes, rounds) if len(one.arms) > 1)
         return nodes.plan(studies, launches=LAUNCHES)
-
-    def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge | None:
-        """End a study as soon as it shows a difference, or that there is none worth a change."""
-        return TuneJudge(plan, nodes.settings.confidence)
 
     def further(self, arguments: argparse.Namespace, nodes: SuiteNodes, measured: MeasuredSuite) -> Plan | None:
         """Plan further launches for apparent gains and environment variables."""
@@ -163,17 +145,12 @@ class Tune(Suite):
             f"{row['setting']} {cell_with_ends(row['ratio'], _RATIO)}"
             for row in rows if row["is_recommended"]
         ]  # fmt: skip
-        said = f"{len(gains)} of {len(rows)} settings are faster: {', '.join(gains)}"
-        problems = [
-            f"{setting or 'usual settings'}: {why}"
-            for setting, studies in _by_setting(measured.plan).items() if (why := _why_missing(measured, studies))
-        ]  # fmt: skip
+        finding = f"none of {len(rows)} settings is shown to be faster"
+        if gains:
+            finding = f"{len(gains)} of {len(rows)} settings are faster: {', '.join(gains)}"
         table = Rows("tune", "Settings", _COLUMNS, rows, notes=[_HOW], drawn=_DRAWN)
         code = Listing("\n\n".join(f"# {row['setting']}\n{row['paste']}" for row in rows))
-        return Results(
-            "Tuning", [said if gains else f"none of {len(rows)} settings is shown to be faster"], [table], problems,
-            more=[Section("To paste", [code])],
-        )  # fmt: skip
+        return Results("Tuning", [finding], [table], measured.problems(), more=[Section("To paste", [code])])
 
 
 def settings_of(text: str, workload: Workload) -> list[Setting]:
@@ -191,11 +168,12 @@ def settings_of(text: str, workload: Workload) -> list[Setting]:
     relative = {"half": max(1, batch // 2), "double": 2 * batch}
     for word in text.split():
         name, _, values = word.partition("=")
-        is_variable = name in NCCL_VARIABLES or re.fullmatch("(?!NCCL_)[A-Z_][A-Z0-9_]*", name)
+        nccl = nccl_variables() if name.upper().startswith("NCCL_") else frozenset[str]()
+        is_variable = name in nccl or (not nccl and re.fullmatch("[A-Z_][A-Z0-9_]*", name))
         if not values:
             raise ValueError(f"name=value, not {word!r}")
         if not is_variable and name not in _PARSERS:
-            near = did_you_mean(name, _PARSERS) or did_you_mean(name.upper(), sorted(NCCL_VARIABLES))
+            near = did_you_mean(name, _PARSERS) or did_you_mean(name.upper(), sorted(nccl))
             raise ValueError(
                 f"variables that NCCL reads, or settings such as {', '.join(_PARSERS)}, not {name!r}{near}"
             )
@@ -212,6 +190,15 @@ def settings_of(text: str, workload: Workload) -> list[Setting]:
     return [*dict.fromkeys(found)]
 
 
+@cache
+def nccl_variables() -> frozenset[str]:
+    """Names in the NCCL that torch brings, which ignores unknown variables in silence; none if it brings no NCCL."""
+    torch = find_spec("torch")
+    folder = Path(torch.origin).parents[1] if torch and torch.origin else Path()
+    libraries = (one.read_bytes() for one in folder.glob("nvidia/nccl/lib/libnccl.so*"))
+    return frozenset(name.decode() for one in libraries for name in re.findall(rb"\0(NCCL_[A-Z0-9_]+)(?=\0)", one))
+
+
 def _studies(arguments: argparse.Namespace, nodes: SuiteNodes, rounds: int) -> list[Study]:
     """The usual settings, and a study of each setting to try: beside the usual ones, or of a variable in a gang of its
     own. Raises OptionError.
@@ -224,8 +211,8 @@ def _studies(arguments: argparse.Namespace, nodes: SuiteNodes, rounds: int) -> l
     if arguments.folder:
         if not workload.family.reads_folders:
             raise OptionError("--folder", f"found {arguments.folder} for {workload.name}", "a workload of images")
-        data, classes = folder_data(arguments, nodes)
-        workload = replace(workload, data=data, family=workload.family.changed(num_classes=max(classes, 1000)))
+        data, num_classes = folder_data(arguments, nodes)
+        workload = replace(workload, data=data, family=workload.family.changed(num_classes=num_classes))
 
     def study(variant: Variant, environment: Environment) -> Study:
         of_pass = variant.batch_size or workload.batch_size
@@ -247,21 +234,10 @@ def setting_of(study: Study) -> str:
     return study.arms[-1].variant.name or "".join(map("=".join, study.environment))
 
 
-def _by_setting(plan: Plan) -> dict[str, list[Study]]:
-    found = defaultdict[str, list[Study]](list)
-    for study in plan.studies:
-        found[setting_of(study)].append(study)
-    return found
-
-
-def _why_missing(measured: MeasuredSuite, studies: Iterable[Study]) -> str:
-    return next(filter(None, (measured.why_missing(one.id) for one in studies)), "")
-
-
 def promising(measured: MeasuredSuite) -> list[Study]:
     """Studies of the first launch with a gain worth a change, to be measured again."""
     studies = [one for one in measured.plan.studies if one.launch == 1]
-    return [one for one in studies if _says(measured.throughput(one, one.arms[1], one.arms[0]), True) == FASTER]
+    return [one for one in studies if _says(measured.throughput(one, *one.arms[::-1]), True) == FASTER]
 
 
 def tried_settings(measured: MeasuredSuite) -> list[Row]:
@@ -270,20 +246,24 @@ def tried_settings(measured: MeasuredSuite) -> list[Row]:
     The intervals of all confirmed settings hold together with the requested confidence (Bonferroni). Other launches
     than these decided which settings to confirm.
     """
-    of_setting, found = _by_setting(measured.plan), list[dict[str, Any]]()
+    of_setting, found = defaultdict[str, list[Study]](list), list[dict[str, Any]]()
+    for study in measured.plan.studies:
+        of_setting[setting_of(study)].append(study)
     usual = {study.launch: study for study in of_setting.pop("", ())}
     again = sum(studies[-1].launch > 1 for studies in of_setting.values())
     for setting, studies in of_setting.items():
-        first, why, further = studies[0], _why_missing(measured, studies), None
-        screened = measured.throughput(first, first.arms[1], first.arms[0]) if first.launch == 1 else None
+        first, further = studies[0], None
+        screened = measured.throughput(first, *first.arms[::-1]) if first.launch == 1 else None
         ratios = [_launch_ratio(measured, study, usual) for study in studies if study.launch > 1]
         there = [ratio for ratio in ratios if ratio is not None]
         if len(there) > 2:
             further = geometric_mean_estimate(there, 1 - (1 - measured.confidence) / again)
-        says = "not measured" if why else _says(further or screened, further is not None)
+        says = _says(further or screened, further is not None)
+        if any(measured.why_missing(one.id) for one in studies):
+            says = "not measured"
         found.append({
             "setting": setting, "ratio": further or screened, "first_launch": screened, "further_launches": further,
-            "says": says, "note": _note(first, measured.plan.device_type), "why_missing": why, "paste": _paste(first),
+            "says": says, "note": _note(first, measured.plan.device_type), "paste": _paste(first),
             "is_recommended": says == FASTER and not first.arms[-1].variant.uneven_share,
         })  # fmt: skip
     return sorted(found, key=lambda row: (row["says"] != FASTER, -(row["further_launches"] or [0.0])[0]))
@@ -312,9 +292,8 @@ def _note(study: Study, device_type: DeviceType) -> str:
     setting, factor = setting_of(study), study.arms[-1].batch_size / study.workload.batch_size
     if factor != 1:
         return f"changes the global batch: learning rate × {factor:.3g} (SGD) or × {math.sqrt(factor):.3g} (Adam)"
-    if study.environment:
-        is_unread = device_type == "cpu" and setting.startswith("NCCL_")
-        return "without effect: gloo reads no NCCL variable" if is_unread else ""
+    if device_type == "cpu" and setting.startswith("NCCL_"):
+        return "without effect: gloo reads no NCCL variable"
     return _NOTES.get(setting.partition("=")[0], "")
 
 
@@ -325,30 +304,4 @@ def _paste(study: Study) -> str:
     if study.environment:
         return f"export {shlex.quote(setting)}"
     told = _PASTE.get(setting) or _PASTE.get(name, "DistributedDataParallel(model, {name}={value})")
-    return told.format(
-        name=name, value=value, torch=_TORCH.get(value, value.replace("contiguous", "contiguous_format"))
-    )
-
-
-class TuneJudge:
-    """A `pytest_ddpscale.launch.supervisor.Judge`; `confidence` is that of each interval, 0 … 1."""
-
-    def __init__(self, plan: Plan, confidence: float) -> None:
-        self._plan, self._confidence, self._columns = plan, confidence, GrowingColumns()
-
-    def hear(self, record: AnyRecord) -> None:
-        """Store a record."""
-        self._columns.hear(record)
-
-    def needed_arms(self, study_id: str) -> Sequence[str]:
-        """All arms, until the interval shows a difference, or that there is none worth a change."""
-        study = self._plan.study(study_id)
-        assert study is not None  # a plan of tune has studies alone
-        names = [arm.name for arm in study.arms]
-        if study.launch > 1:  # of a fixed length
-            return names
-        evidence = Evidence(self._plan, self._columns.columns({(study_id, name) for name in names}), {})
-        found = Measured(evidence, self._confidence).throughput(study, study.arms[1], study.arms[0])
-        low, high = (found and found.interval) or (0.0, math.inf)
-        is_told = low > 1 or high < 1 or (low >= 1 - WORTH and high <= 1 + WORTH)
-        return [] if is_told else names
+    return told.format(name=name, value=value)

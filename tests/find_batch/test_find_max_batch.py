@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         return BatchTrial(batch, fits, why, batch * GIB, 100 * GIB, 100.0 - batch if fits else 200.0)
 
     monkeypatch.setattr(trials, "try_batch", play)
-    monkeypatch.setattr(trials, "memory_limit", lambda: (2 * GIB, "that is free on this machine"))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2 * GIB))
     return plans
 
 
@@ -79,8 +80,6 @@ def test_each_workload_or_a_model_is_tried_on_all_ranks_and_told_as_approved(
     file = tmp_path / "found.json"
     assert run(f"--json {file}") == 0
     print(file.read_text().replace("},", "},\n"))
-    assert file.with_suffix(".csv").read_text().startswith("workload,batch,samples_per_s_per_gpu")
-    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     for options, code in (
         ("--workload shufflenet-fp32 --least=40 --most=40", 0), ("--workload shufflenet-fp32 --least=48", 1),
         ("--model=resnet34 --precision=bf16 --image-size=96 --ranks=3 --most=8", 0),
@@ -254,25 +253,3 @@ def test_a_trial_has_the_arms_of_a_run_and_of_all_ranks_at_its_batch() -> None:
         plans = plan.world_size, plan.survey, plan.probes, study.scaling, study.warmup_s, study.block_s
         lines.append(f"{workload.name}: {sorted(arm.name for arm in study.arms)} of {batches}, {plans}")
     assert_approved("batch-plans.txt", "\n".join([*lines, ""]))
-
-
-def test_the_limit_is_what_is_free_or_less_by_a_cgroup_or_one_above(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a container the path may be the host's, which is not there."""
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("unit", {"slice": 2, "slice/unit": "max"}), ("unit", {"slice": 2, "slice/unit": 1}),
-        ("unit", {"slice": "max", "slice/unit": "max"}), ("gone", {".": 1, "slice": "max"}),
-    ]  # fmt: skip
-    lines = list[str]()
-    for number, (own, limits) in enumerate(cases):
-        groups = tmp_path / f"{number}"
-        (groups / "slice/unit").mkdir(parents=True)
-        for folder, limit in limits.items():
-            (groups / folder / "memory.max").write_text(f"{limit}\n")
-        (groups / "own").write_text(f"0::/slice/{own}\n")
-        monkeypatch.setattr(trials, "CGROUPS", groups)
-        monkeypatch.setattr(trials, "OWN_CGROUP", groups / "own")
-        found, of = trials.memory_limit()
-        lines.append(f"{own}, {limits}: {min(found, 1000)} bytes {of}".replace(str(groups), "GROUPS"))
-    assert_approved("batch-limits.txt", "\n".join([*lines, ""]))

@@ -64,7 +64,7 @@ def test_one_rank_out_of_memory_ends_its_gang_and_the_batch_before_is_the_larges
     assert fits["samples_per_s_per_gpu"] > 0
     assert (does_not["batch"], does_not["fits"]) == (16, False)
     assert does_not["why_not"] == "OutOfMemoryError on rank 1 in warm-up"
-    assert "the next, 16, does not fit: OutOfMemoryError on rank 1" in capfd.readouterr().out
+    assert "OutOfMemoryError on rank 1 in warm-up\nThe largest batch is 8 images per rank;" in capfd.readouterr().out
     assert ranks_with(mark) == []
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from pytest_ddpscale.cli import main
+from pytest_ddpscale.suites import tune
 from pytest_ddpscale.util.command_parser import USER_ERROR
+
+
+@pytest.fixture(autouse=True)
+def known_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of NCCL, which a torch for CPUs does not bring."""
+    known = frozenset(("NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS"))
+    monkeypatch.setattr(tune, "nccl_variables", lambda: known)
 
 
 def exit_code(*arguments: str) -> int:

@@ -13,11 +13,11 @@ from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import TrainedEpoch
 from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.suites.convergence import Convergence
 from pytest_ddpscale.suites.ddp_benchmark import PytorchDdp
 from pytest_ddpscale.suites.factors import by_factor
 from pytest_ddpscale.suites.input_pipeline import InputPipeline
 from pytest_ddpscale.suites.results import ON_CPU, Column, Drawn, Row, Rows
-from pytest_ddpscale.suites.training_runs import Convergence
 from pytest_ddpscale.suites.tune import USUAL_SETTINGS, Tune, setting_of
 from tests.builders.image_folder import image_folder
 from tests.builders.whole_runs import records_of, suite_of, training_run

@@ -169,7 +169,7 @@ def test_the_report_has_its_table_and_each_ratio_with_an_interval() -> None:
 
 def test_its_files_have_each_rank_s_steps_one_rank_after_the_other_and_are_compared_over_rounds() -> None:
     found = reported()
-    usual, bucket = (file_of(found.files[name]) for name in (FILE_NAME, "pytorch-ddp-bucket-1.json"))
+    usual, bucket = (found.files[name] for name in (FILE_NAME, "pytorch-ddp-bucket-1.json"))
     by_rank = [
         BATCH / (313.6 * faster * (1 + 0.02 * (number % 2)))
         for faster in (1.0, 1.001) for number in range(ROUNDS) for _ in range(STEPS)
@@ -181,6 +181,6 @@ def test_its_files_have_each_rank_s_steps_one_rank_after_the_other_and_are_compa
     for row, own in zip(results_of_file(usual).tables[0].rows, found.tables[0].rows, strict=False):
         assert row.items() <= own.items()
     assert reported(without="alone").files == {}
-    slower = file_of(reported(pace=lambda *of: 0.9 * usual_pace(*of)).files[FILE_NAME])
+    slower = reported(pace=lambda *of: 0.9 * usual_pace(*of)).files[FILE_NAME]
     diff = diff_of(*map(results_of_file, (usual, slower)))
     assert_approved("suite-pytorch-ddp-slower.txt", "\n".join([*diff.lines(), ""]))

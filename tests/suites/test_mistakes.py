@@ -57,7 +57,7 @@ COMMANDS = {
     "find-max-batch --gpu-sku=cpu --ranks=2": (
         "--least=12", "--most=0", "--least=64 --most=32", "--steps=4", "--fraction=90", "--ranks=none",
         "--workload resnet19", "--model=resnet18", "--model=resnet --precision=fp32", "--precision=fp32",
-        "--model=resnet18 --precision=fp32 --workload x", "--image-size=96", "--json=out.csv",
+        "--model=resnet18 --precision=fp32 --workload x", "--image-size=96",
         "--model=vit_b_16 --precision=fp32 --image-size=225", "--thresholds=/nowhere.yaml",
         "--write site.yaml", "--write nowhere/file", "--json nowhere/file",
         "--model=resnet34 --precision=fp32 --write new.yaml",
@@ -73,7 +73,7 @@ COMMANDS = {
 # Of a sound file other values at some keys, and what is no such file at all.
 OF_BENCHMARK = [
     ("benchmark_results", []), ("gpus_per_machine", "8"), ("benchmark_results.0", {}),
-    ("benchmark_results.0.batch_size", 0), ("benchmark_results.0.result.0.ranks", [0, 1]),
+    ("benchmark_results.0.batch_size", 0),
     ("benchmark_results.0.result.1.measurements", []), ("benchmark_results.0.result.1.measurements.3", 0.0),
     ("benchmark_results.0.result.1.measurements.3", math.nan),
     ("benchmark_results.0.result.2.measurements", [0.1] * 3),
@@ -81,9 +81,9 @@ OF_BENCHMARK = [
 OF_PAIK: list[tuple[str, Any]] = [
     ("world_size", None), ("per_rank.1.mean_step_sec", 0), ("per_rank.1.mean_step_sec", True),
     ("per_rank.1.mean_step_sec", 10**400), ("per_rank.1.stdev_step_sec", -1), ("per_rank.1.n_steps", 0),
-    ("per_rank.1.peak_mem_gb", 0), ("per_rank.1.rank", 0), ("per_rank.1.gpu_sampling", {}),
-    ("per_rank.1.gpu_sampling.gpu_activity_pct.mean", -1), ("global_batch_size", 512), ("scaling_mode", "medium"),
-    ("model", "../../etc"), ("device_name", " "), ("torch_version", "\ud800"), ("bench_sec_target", 0),
+    ("per_rank.1.peak_mem_gb", -1), ("per_rank.1.rank", 0), ("per_rank.1.gpu_sampling", {}),
+    ("per_rank.1.gpu_sampling.gpu_activity_pct.mean", -1), ("scaling_mode", "medium"),
+    ("model", "../../etc"), ("torch_version", "\ud800"), ("bench_sec_target", 0),
 ]  # fmt: skip
 NO_FILES = (
     "", "{", "\xff\xfe", "not json", '{"nodes": 1e999}', '{"per_rank": -Infinity}', "[" * 100_000, "1" * 5000, "[]",

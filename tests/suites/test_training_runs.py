@@ -11,8 +11,9 @@ from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.report.scaling import sweet_spots
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
+from pytest_ddpscale.suites.convergence import Convergence
 from pytest_ddpscale.suites.results import cell, ends
-from pytest_ddpscale.suites.training_runs import SPANS, Convergence, WholeRun, sizes_of_set, trained_runs
+from pytest_ddpscale.suites.training_runs import SPANS, WholeRun, sizes_of_set, trained_runs
 from tests.approved import assert_approved
 from tests.builders.whole_runs import complete_suite, epoch_of, records_of, suite_of, training_run
 from tests.suites.planned import A6000, TWO_NODES, planned, text_of
@@ -32,7 +33,7 @@ def test_reports_are_as_approved_and_complete_time_is_the_sum_of_its_spans() -> 
     for run in (bad, training_run(epochs=1)):
         lines = records_of(run, outer_s=100.0, reserved_bytes=(2 * 10**9, 3 * 10**9))
         lines[1] = epoch_of(run, samples_per_s=1.0, validation_waiting_s=20.0)
-        ((_, _, row, _),) = trained_runs(suite_of([run], lines).evidence)
+        ((_, _, row, _),) = trained_runs(suite_of([run], lines))
         assert row["complete_s"] == pytest.approx(sum(row[name] for name in SPANS))
         told += [*(f"{name}: {cell(value)}" for name, value in row.items()), ""]
     assert_approved("suite-whole-run.txt", "\n".join(told))

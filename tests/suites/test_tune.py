@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from pytest_ddpscale.families.image import ImageFamily
+from pytest_ddpscale.plan.arm import USUAL
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.suites.tune import USUAL_SETTINGS, Tune, TuneJudge, promising, setting_of, settings_of
+from pytest_ddpscale.suites import tune
+from pytest_ddpscale.suites.tune import USUAL_SETTINGS, Tune, promising, setting_of, settings_of
 from tests.approved import assert_approved
-from tests.builders.records import lines_of
-from tests.rows import rows
 from tests.suites.planned import text_of
 from tests.suites.played_tune import PlayedTune
 
+VARIABLES = tune.nccl_variables
 WORKLOAD = Workload("r-fp32", ImageFamily("resnet18", image_size=64, memory_format="contiguous"), "fp32", 16)
 QUIET = {"round_sd": 0.0005, "launch_sd": 0.0}
 # What is typed, what gains how much, and how much rounds and launches differ.
@@ -42,23 +47,24 @@ def test_a_gain_is_recommended_once_further_launches_confirm_it_and_it_is_worth_
     assert_approved("suite-tune.txt", text_of(*map(Tune().results, runs)) + "\n".join([*order, ""]))
 
 
-@rows(("gain", "round_sd", "is_told"), [(1.2, 0.01, True), (0.8, 0.01, True), (1.0, 0.0001, True), (1.0, 0.1, False)])
-def test_a_study_ends_once_its_interval_tells_unless_it_confirms(gain: float, round_sd: float, is_told: bool) -> None:
-    played = PlayedTune("--try=static_graph=true", gains={"static_graph=True": gain}, round_sd=round_sd, launch_sd=0.0)
-    first = played.measured().plan.studies[0]
-    plan = played.nodes.plan([first, replace(first, launch=2)], launches=2)
-    judge = TuneJudge(plan, 0.95)
-    assert len(judge.needed_arms(first.id)) == 2
-    for record in lines_of(played.steps(plan)):
-        judge.hear(record)
-    assert [len(judge.needed_arms(one.id)) for one in plan.studies] == [0 if is_told else 2, 2]
-
-
 def test_what_looks_faster_in_one_launch_only_is_not_recommended() -> None:
     # As where memory of one process lies badly: its rounds agree with each other, and not with the next launch.
     runs = [PlayedTune(gains={}, seed=seed, round_sd=0.002, launch_sd=0.04).measured() for seed in range(6)]
     assert any(promising(run) for run in runs), "the first launch alone would have recommended something"
     assert sum(row["is_recommended"] for run in runs for row in Tune().results(run).tables[0].rows) <= 1
+
+
+def test_variables_are_those_of_the_nccl_beside_torch_and_without_one_all_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "nvidia/nccl/lib/libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"x\0NCCL_ALGO\0NCCL_ALGOS\xff\0NCCL_P2P_LEVEL\0OMP\0")
+    monkeypatch.setattr(tune, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / name / "__init__.py")))
+    assert VARIABLES.__wrapped__() == {"NCCL_ALGO", "NCCL_P2P_LEVEL"}
+    library.unlink()
+    monkeypatch.setattr(tune, "nccl_variables", VARIABLES.__wrapped__)
+    assert settings_of("NCCL_ALGOS=Ring", WORKLOAD) == [(USUAL, (("NCCL_ALGOS", "Ring"),))]
 
 
 def test_settings_are_as_approved_without_what_the_workload_has_already() -> None:
