@@ -19,7 +19,7 @@ from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.settings import AUTO, share_between, whole
 from pytest_ddpscale.suites.engine import SuiteNodes, nodes_of
 from pytest_ddpscale.suites.options import add_workloads, at_most, number, workloads_of
-from pytest_ddpscale.suites.results import cell
+from pytest_ddpscale.suites.results import ON_CPU, Column, Drawn, Rows, cell
 from pytest_ddpscale.thresholds.site_file import Overlay, refuse_unwritable, write_overlay
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
@@ -27,7 +27,11 @@ from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.owned_folder import owned_folder
 
 MULTIPLE = 8  # suits tensor cores; a finer search is not worth the launches
-_GIB = 2**30
+_GIB, _PACE = 2**30, "samples_per_s_per_gpu"
+_COLUMNS = [
+    Column("workload", "Workload"), Column("batch", "Batch per device"), Column(_PACE, "Samples per second and device")
+]  # fmt: skip
+_DRAWN = Drawn("Throughput by batch", "batch", (_PACE,), "workload")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", "N", whole(1000, 2 * STEPS_PER_BLOCK), "least steps of each arm at each batch", 12)
     add("--fraction", "F", share_between(0.05, 1.0), "share of the memory that may be used", 0.9)
     add("--ranks", "N", number, "ranks that train at once; default: all GPUs (CPU: cores) of this node")
-    add("--json", "FILE", Path, "write the results as JSON")
+    add("--json", "FILE", Path, "write the results as JSON, and beside it as .csv and .png")
     add("--write", "NEW.yaml", Path, "write a new thresholds file with the batches, which extends --thresholds; an "
         "existing file is never changed")  # fmt: skip
     parser.set_defaults(run=_find_max_batch)
@@ -71,6 +75,8 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
         if arguments.model:
             raise OptionError("--write", "found beside --model, which may not be in the thresholds file", "one of them")
         refuse_unwritable(new, thresholds)
+    if json is not None and json.suffix in (".csv", ".png"):
+        raise OptionError("--json", f"found {json}", "FILE.json; .csv and .png are written beside it")
     if json is not None:  # an earlier result stays until there is a new one
         json.open("a").close()
 
@@ -79,6 +85,11 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
         if json is not None:
             head = {"sku": sku, "ranks": nodes.world_size, "fraction": arguments.fraction, "steps": arguments.steps}
             json.write_text(strict_json(head | {"workloads": found}) + "\n", encoding="utf-8")
+            json.with_suffix(".csv").write_text(table().csv(), encoding="utf-8")
+
+    def table() -> Rows:
+        rows = [{"workload": one["workload"], **vars(trial)} for one in found for trial in one["trials"]]
+        return Rows("batches", "", _COLUMNS, rows, 2, drawn=_DRAWN)
 
     for gpu in nodes.machine.silent:
         print(f"{gpu}: the other GPUs train")
@@ -88,6 +99,8 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
     if new is not None and batches:
         text = write_overlay(new, Overlay("find-max-batch", thresholds, sku, {"batch": batches}))
         print(f"{text}\nWrote {new}. Next: pytest --gpu-sku={sku} --thresholds={new}")
+    if json is not None and (picture := table().picture(ON_CPU * nodes.is_cpu)):
+        json.with_suffix(".png").write_bytes(picture.png())
     return int(len(batches) < len(found))
 
 

@@ -232,8 +232,9 @@ def remark_on_unseen_loss(
         selected: those that the run judges.
 
     Returns:
-        None if a published bound that rejects, packaged or the site's own, sees a common loss below `LARGEST_UNREMARKED`
-        of the speed, and for a run that judges no training, or only that ranks are alike, as a nightly check does.
+        None if a published bound that rejects, packaged or the site's own, sees a common loss of less than
+        `LARGEST_UNREMARKED` of the speed, and for a run that judges no training, or only that ranks are alike, as a
+        nightly check does.
     """
     asked = [case.requirement.definition for case in training_cases(selected)]
     if device_type == "cpu" or all(

@@ -80,6 +80,8 @@ def test_each_workload_or_a_model_is_tried_on_all_ranks_and_told_as_approved(
     file = tmp_path / "found.json"
     assert run(f"--json {file}") == 0
     print(file.read_text().replace("},", "},\n"))
+    assert file.with_suffix(".csv").read_text().startswith("workload,batch,samples_per_s_per_gpu")
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     for options, code in (
         ("--workload shufflenet-fp32 --least=40 --most=40", 0), ("--workload shufflenet-fp32 --least=48", 1),
         ("--model=resnet34 --precision=bf16 --image-size=96 --ranks=3 --most=8", 0),
@@ -95,6 +97,7 @@ def test_each_workload_or_a_model_is_tried_on_all_ranks_and_told_as_approved(
     assert (tried[-1].sku, tried[-1].device_type, tried[-1].world_size) == ("a100-sxm4-80gb", "cuda", 4)
     assert_approved("find-max-batch.txt", capsys.readouterr().out)
     assert "found 5" in refused(capsys, *on_a100, "--gpu-sku=a100", "--ranks=5")
+    assert "written beside it" in refused(capsys, *on_a100, "--gpu-sku=a100", "--json=found.csv")
 
 
 @given(largest=st.integers(0, 2500), least=multiples, most=multiples)
