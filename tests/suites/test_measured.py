@@ -20,7 +20,7 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")  # 1: the kernel refuses nob
 @pytest.mark.lab
 @pytest.mark.parametrize(("suite", "options", "code", "said", "cells"), [
     ("suite collectives", "--sizes=1KiB:256KiB:256 --iteration-limit=1m --ddp-block=0.01s",
-     0, "\n# all-to-all over 2 ranks\n", "collectives operation size_bytes wrong checked rounds"),
+     0, r"\nall-to-all +2 +1 KiB ", "collectives operation size_bytes wrong checked rounds"),
     # The supervisor hears so late of a run of seconds that too much of it may be unexplained.
     ("suite whole-run --model=shufflenet_v2_x0_5 --image-size=32 --made=64 --batch=4",
      "--epochs=3 --ranks=1,2 --at-most-time-to-train=0.5",
@@ -33,7 +33,7 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")  # 1: the kernel refuses nob
     # A million images are 602 GB. A rank with three images does not keep up with one that has two each.
     ("tune --model=shufflenet_v2_x0_5 --precision=fp32 --image-size=224 --batch=2 --ddp-block=0.01s",
      "--try='uneven_share=0.5 batch_size=999999'",
-     1, r"batch_size=999999: 0 of 8 rounds: rank \d .*allocate", "tune setting note is_recommended"),
+     1, r"batch_size=999999: 0 of 8 rounds: rank \d .*alloc_cpu", "tune setting note is_recommended"),
 ])  # fmt: skip
 def test_a_suite_is_measured_reported_and_told_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, suite: str, options: str,
