@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from shlex import split
 from typing import Any
@@ -138,7 +139,12 @@ def content(site: Site, result: pytest.RunResult, file: Path) -> Iterator[str]:
         told = ("SIMULATED: no machine was measured", "REHEARSED: ", "INCOMPLETE", "--ddp-rehearse shows")
         yield from (words for words in told if words in file.read_text("utf-8"))
     elif file.name == "metrics.prom":
-        yield from re.findall(r'run_outcome{outcome="(\w+)".* 1.0', file.read_text("utf-8"))
+        text, record = file.read_text("utf-8"), file.with_name("run.json")
+        yield from re.findall(r'run_outcome{outcome="(\w+)".* 1.0', text)
+        # Nodes are as old as the end of the session that measured them.
+        stamps = {float(one) for one in re.findall(r"last_verdict_timestamp_seconds{.*} (.*)", text)}
+        ended = json.loads(record.read_text("utf-8"))["finished_at"] if record.exists() and stamps else None
+        assert ended is None or stamps == {datetime.fromisoformat(ended).timestamp()}
     elif file.suffix == ".jsonl":
         lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
         kinds = Counter(f"{line['kind']} {line.get('study', '')}" for line in lines if "xxx" not in str(line))
