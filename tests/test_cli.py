@@ -34,6 +34,7 @@ def test_what_a_person_types_is_answered_as_approved(
 ) -> None:
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)
+    monkeypatch.setenv("COLUMNS", "100")
     run = write_judged_run(here / "rejected", "rejected", ["n2"], [failed()])
     RunDirectory.open(run).write_json(run / "plan.json", Plan("tested-gpu", "cuda", ()))
     basis = {"thresholds_path": "x", "thresholds_sha256": "x", "judged_at": "2026-01-31T12:00:00+00:00"}
