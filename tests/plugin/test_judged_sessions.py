@@ -137,6 +137,7 @@ COUNTED: dict[str, tuple[Step, ...]] = {
         overlay(requires("throughput_per_gpu: {1: 1180}", "margin: 4 %"), lowers=False), OTHER_SPEED,
         "audit --thresholds=own.yaml",
     ),
+    "items are expected to fail by the site": (own_item("assert 0", "@pytest.mark.xfail(reason='old')"),),
 }  # fmt: skip
 
 

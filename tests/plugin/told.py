@@ -128,9 +128,7 @@ def content(site: Site, result: pytest.RunResult, file: Path) -> Iterator[str]:
     elif file.suffix == ".xml":
         [suite] = ElementTree.parse(file).getroot().iter("testsuite")
         yield " ".join(f"{suite.get(key)} {key}" for key in ("tests", "failures", "errors", "skipped"))
-        yield from (
-            f"{one.get('type')}: {one.get('message')}" for one in suite.iter("skipped") if file.name == "junit.xml"
-        )
+        yield from (f"{one.get('type')}: {one.get('message')}" for one in suite.iter("skipped"))
     elif file.name == "report.md":
         if outcome_in(output_of(result)) not in (said := file.read_text("utf-8")):
             yield said.partition("\n")[0]
