@@ -271,6 +271,7 @@ AROUND: dict[str, tuple[Step, ...]] = {
     "another confidence widens the intervals": (measured, "judge", "judge --ddp-confidence=0.999"),
     "another thresholds file is in the command": (
         measured, bound("bound: 0.99"), "judge --thresholds=thresholds.yaml -v",
+        "judge -q --thresholds=thresholds.yaml",
     ),
     "tests of one's own judge beside the others": (
         measured, file("acceptance/test_documented.py", DOCUMENTED.partition("```python\n")[2].partition("```")[0]),

@@ -86,6 +86,8 @@ def told(site: Site, step: str) -> Iterator[str]:
         yield f"  {re.sub(r'[0-9]+', 'N', cut) if 'cores' in cut else cut}"
     if "--co " in step:
         yield from sorted(f"  {line.partition('::')[2]}" for line in result.outlines if "::" in line)
+    if " -q " in step and "--co" not in step:
+        yield f"  {len(result.outlines)} lines"
     after = site.files()
     for sign, names in {
         "made": after.keys() - before.keys(), "gone": before.keys() - after.keys(),
