@@ -91,6 +91,12 @@ def test_each_option_reads_and_refuses_what_was_approved(monkeypatch: pytest.Mon
                 assert not (said.startswith("ini option ") and "hunter2" in said), "no refusal quotes a secret"
                 found.setdefault(said.replace(repr(text), "TEXT"), []).append(repr(text))
             yield from (f"  {', '.join(texts)}\n      {said}" for said, texts in found.items())
+        for option in (*OPTIONS.values(), *REMOVED_OPTIONS):
+            refuse_unread_variables({option.variable: ""})
+            try:
+                refuse_unread_variables({option.variable: "0"})
+            except OptionError as error:
+                yield str(error)
 
     assert_approved("options.txt", "\n".join(lines()) + "\n")
 
@@ -129,19 +135,6 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(a
             read(typed(option, ""))
 
 
-@rows("option", [*OPTIONS.values(), *REMOVED_OPTIONS])
-def test_a_variable_that_is_not_read_is_refused_with_what_to_write(option: Option) -> None:
-    refuse_unread_variables({option.variable: ""})
-    instead = f"{option.flag}.* on the command line, or {option.name} in the ini file"
-    if option.about == "removed":
-        instead = "instead: runs on several days"
-    if not option.in_environment:
-        with pytest.raises(OptionError) as raised:
-            refuse_unread_variables({option.variable: "0"})
-        expected = rf"{option.variable}: is set, but not read .* expected {instead}.* Unset {option.variable}\."
-        assert re.fullmatch(expected, str(raised.value))
-
-
 def test_the_environment_has_what_the_slurm_scripts_take_and_no_more() -> None:
     scripts = [path.read_text("utf-8") for path in (Path(__file__).parents[1] / "slurm").iterdir()]
     taken = set(re.findall(r"DDPSCALE_[A-Z_]+", "".join(scripts)))
@@ -153,15 +146,11 @@ def test_the_environment_has_what_the_slurm_scripts_take_and_no_more() -> None:
     assert told("history", environ={"DDPSCALE_HISTORY": "a\0"}).startswith("DDPSCALE_HISTORY: found 'a")
 
 
-def test_whether_a_sku_was_given_counts_auto() -> None:
-    given = [read({"gpu_sku": "auto"}), read(ini={"gpu_sku": "auto"}), read()]
-    assert [one.sku_was_given for one in given] == [True, True, False]
-
-
-def test_notes_of_the_site_stay_beside_typed_ones_with_other_keys() -> None:
+def test_a_given_sku_counts_and_notes_of_the_site_stay_beside_typed_ones_with_other_keys() -> None:
     of_site = "\nsite=Hall 1\n  \noperator=A. Name"
-    notes = read({"ddp_note": ["operator=B. Name", "ticket=OPS-7"]}, {"ddp_note": of_site}).note
-    assert notes == (("site", "Hall 1"), ("operator", "B. Name"), ("ticket", "OPS-7"))
+    found = read({"ddp_note": ["operator=B. Name", "ticket=OPS-7"]}, {"ddp_note": of_site, "gpu_sku": "auto"})
+    assert [found.sku_was_given, read({"gpu_sku": "auto"}).sku_was_given, read().sku_was_given] == [True, True, False]
+    assert found.note == (("site", "Hall 1"), ("operator", "B. Name"), ("ticket", "OPS-7"))
 
 
 @given(st.sampled_from([name for name, option in OPTIONS.items() if option.metavar]), st.text(max_size=8))

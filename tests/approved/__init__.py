@@ -1,6 +1,6 @@
 """Outputs that somebody has read: a test compares what is written today with them, as text.
 
-``TESTS_APPROVE=1 pytest tests/plugin/test_approved.py`` writes them anew; read the difference that git shows, and
+``TESTS_APPROVE=1 pytest -n 0 tests/plugin/test_views.py`` writes them anew; read the difference that git shows, and
 commit it alone, with which lines changed and why.
 """
 

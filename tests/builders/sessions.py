@@ -9,10 +9,10 @@ from typing import Any
 from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.records import EndReason, StudyEnd, gangs_by_number
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
+from pytest_ddpscale.run.survey_record import SurveyedGpu
 from pytest_ddpscale.session.evidence import EvidenceSource
 from pytest_ddpscale.session.open import THIS_MACHINE, Machine, Site, Subject
 from pytest_ddpscale.session.session import AcceptanceSession
@@ -62,19 +62,11 @@ class InstantGang:
     breaks = ""
     ends = True
     rounds: int | None = None
+    samples_per_s = SAMPLES_PER_S
 
-    def __init__(
-        self,
-        launcher: object,
-        run: RunDirectory,
-        limits: Limits,
-        listener: object,
-        *,
-        isolate: bool,
-        judge: object,
-        admit: Callable[[Sequence[Survey]], str],
-    ) -> None:
-        self.run, self.limits, self.isolate, self.judge, self.admit = run, limits, isolate, judge, admit
+    def __init__(self, launch: object, run: RunDirectory, limits: Limits, listener: object, **named: Any) -> None:
+        self.launch: Any = launch
+        self.run, self.limits, self.named = run, limits, named
         self.launches.append(self)
 
     def measure(self, plan: Plan) -> None:
@@ -84,13 +76,20 @@ class InstantGang:
         number = len(gangs_by_number(self.run.read_records()))
         self.run.append_record(gang_on(self.hosts, layout.ranks_per_node, device, number))
         for study in plan.studies:
-            for round_ in range(study.rounds if self.rounds is None else self.rounds):
+            self.run.append_record(StudyStart(study=study.id, unix_s=1.7e9))
+            for round_ in range(self.rounds_of(study)):
                 for arm in study.arms:
                     ranks = layout.ranks([arm], study.turn(plan.seed, round_))
-                    self.run.append_record(steady_block(study.id, arm, round_, ranks, SAMPLES_PER_S, number))
-            if self.ends:
-                reason: EndReason = "error" if self.breaks else "rounds"
-                self.run.append_record(StudyEnd(study.id, reason, self.breaks))
+                    self.run.append_record(steady_block(study.id, arm, round_, ranks, self.samples_per_s, number))
+            self.end(study)
+
+    def rounds_of(self, study: Study) -> int:
+        return study.rounds if self.rounds is None else self.rounds
+
+    def end(self, study: Study) -> None:
+        if self.ends:
+            reason: EndReason = "error" if self.breaks else "rounds"
+            self.run.append_record(StudyEnd(study.id, reason, self.breaks))
 
 
 Open = Callable[..., AcceptanceSession]

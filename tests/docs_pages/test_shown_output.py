@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale import cli
 from tests.docs_pages.commands import ROOT, blocks
-from tests.plugin.prepared import PreparedPytest
+from tests.plugin.forked import run_pytest
 
 NEEDS_NOTHING = re.compile(
     r"ddpscale (simulate|thresholds (show|check)|report|compare|runs|init)\b"
@@ -20,18 +19,9 @@ NEEDS_NOTHING = re.compile(
 SKIPPED = "…"
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedPytest]:
-    """What starts pytest for all commands."""
-    server = PreparedPytest(tmp_path_factory.mktemp("byte-code"), tmp_path_factory.mktemp("matplotlib"))
-    yield server
-    server.close()
-
-
 @pytest.mark.parametrize("document", ["docs/tutorial.md", "README.md"])
 def test_what_a_document_shows_is_what_is_printed(
     document: str,
-    prepared: PreparedPytest,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -44,9 +34,7 @@ def test_what_a_document_shows_is_what_is_printed(
     for command, lines in commands:
         program, *arguments = shlex.split(re.sub(r"\s+# .*|>.*", "", command))
         output = (
-            printed_by_pytest(prepared, tmp_path, arguments)
-            if program == "pytest"
-            else printed_by_ddpscale(arguments, capsys)
+            printed_by_pytest(tmp_path, arguments) if program == "pytest" else printed_by_ddpscale(arguments, capsys)
         )
         assert missing_line(lines, output) is None, f"{command} prints:\n{output}"
 
@@ -70,8 +58,8 @@ def printed_by_ddpscale(arguments: list[str], capture: pytest.CaptureFixture[str
     return said.out
 
 
-def printed_by_pytest(prepared: PreparedPytest, folder: Path, arguments: list[str]) -> str:
-    done = prepared.run(folder, ["-p", "no:cacheprovider", *arguments], timeout_s=120)
+def printed_by_pytest(folder: Path, arguments: list[str]) -> str:
+    done = run_pytest(folder, "-p", "no:cacheprovider", *arguments)
     assert done.ret in (0, 1), [*done.outlines, *done.errlines]
     return "\n".join(done.outlines)
 

@@ -1,4 +1,4 @@
-"""``python -m tests.forks.server ADDRESS``: runs each program that `client` asks for in a fork of this process.
+"""``python -m tests.forks.server ADDRESS [light]``: runs each program that `client` asks for in a fork of this process.
 
 A guard, a fork as well, waits for each program: it passes signals on, tells its exit code, and kills it when its client
 is gone. All of them end with this process, and it with the one that started it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import inspect
 import json
 import os
 import runpy
@@ -58,8 +59,11 @@ class Order:
 def main() -> None:
     """Serve for ever."""
     gc.disable()
+    is_light = "light" in sys.argv[2:]
     for name in PRELOADED:
-        importlib.import_module(name)
+        if not (is_light and name.startswith(("torch", "pytest_ddpscale.worker"))):
+            importlib.import_module(name)
+    inspect.getmodule(main.__code__, "no file")  # where all modules come from, which a traceback asks for
     gc.freeze()  # or the first look for garbage in each fork would copy all pages
     gc.enable()
     signal.signal(signal.SIGCHLD, _reap)

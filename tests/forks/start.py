@@ -44,10 +44,11 @@ def forking(preload: str = "", **environ: str) -> dict[str, str]:
 
 
 @functools.cache
-def address(preload: str = "") -> str:
+def address(preload: str = "", *kind: str) -> str:
     """Of the server, which runs from now on.
 
     Args:
+        kind: ``light`` for forks that have no torch.
         preload: a library that must be there before torch is; such forks have a server of their own.
     """
     folder = tempfile.TemporaryDirectory(prefix="tests-forks-")
@@ -58,7 +59,7 @@ def address(preload: str = "") -> str:
     given |= {"LD_PRELOAD": preload} if preload else {}
     given["TESTS_FORKS_ROOM"] = " " * 2**16
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.forks.server", socket], cwd=ROOT, env=given,
+        [sys.executable, "-m", "tests.forks.server", socket, *kind], cwd=ROOT, env=given,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
 

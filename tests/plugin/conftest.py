@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.plugin.prepared import PreparedPytest
+from tests.forks.start import address
 from tests.plugin.site import Site
 
 
 @pytest.fixture(scope="session")
-def matplotlib_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of fonts that all processes share; each would build its own in the home that pytester gives it."""
-    return tmp_path_factory.mktemp("matplotlib")
-
-
-@pytest.fixture(scope="session")
-def prepared(tmp_path_factory: pytest.TempPathFactory, matplotlib_cache: Path) -> Iterator[PreparedPytest]:
-    """What starts pytest for all sites."""
-    server = PreparedPytest(tmp_path_factory.mktemp("byte-code"), matplotlib_cache)
-    yield server
-    server.close()
+def shared(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What all processes share: a cache of fonts, which each would build in its home, and byte code."""
+    address("", "light")  # starts at home
+    return str(tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture
-def site(
-    pytester: pytest.Pytester, prepared: PreparedPytest, monkeypatch: pytest.MonkeyPatch, matplotlib_cache: Path
-) -> Site:
+def site(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, shared: str) -> Site:
     """A project with acceptance tests and thresholds, on a machine without a GPU."""
     for name in [name for name in os.environ if name.startswith("DDPSCALE_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("MPLCONFIGDIR", str(matplotlib_cache))
-    monkeypatch.setenv("COLUMNS", "120")
-    return Site(pytester, prepared)
+    given = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120", "MPLCONFIGDIR": shared, "TESTS_BYTE_CODE": shared}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    return Site(pytester)

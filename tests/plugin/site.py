@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,49 +22,41 @@ from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.strict_json import parse_strict_json
+from pytest_ddpscale.run.strict_json import column, parse_strict_json
 from pytest_ddpscale.util.packaged import packaged
 from tests.builders.json_types import begin
-from tests.builders.measurements import Measurement
-from tests.builders.records import blocks_of, gang_of
-from tests.plugin.prepared import PreparedPytest
+from tests.builders.records import gang_on, steady_block
+from tests.plugin.forked import TIMEOUT_S, run_pytest
 
-TIMEOUT_S = 120
 SKU = "tested-gpu"
 ROUNDS = FEWEST_ROUNDS + 1
 
-# A file of thresholds up to what its GPU is asked for.
-LAB_GPU = """\
-schema_version: 2
-sources: {paper: 'a paper, table 1'}
-workloads: {resnet152-fp16: {model: resnet152, precision: fp16}}
-skus:
-  lab-gpu:
-    description: the generation under test
-    detect: {name: '^Lab GPU$', pci_device_ids: ['00a1'], memory_gib: 80}
-    peak: {fp16_tflops: 312, memory_bandwidth_gbps: 2039, link: NVLink3, link_bandwidth_gbps: 300, published: paper}
-    batch: {resnet152-fp16: 512}
-"""
-# Test item → the line of the thresholds file that it comes from. `MEASURED_RUN` keeps each of them.
+# Metric, workload, world size, what is published and the bound, which `Site.measured` keeps.
+ROWS = (
+    ("throughput_per_gpu", "resnet152-fp16", 1, 500, 1130),
+    ("weak_scaling_efficiency", "resnet152-fp16", 2, 0.97, 0.974),
+    ("weak_scaling_efficiency", "resnet152-fp16", 8, 0.97, 0.96),
+    ("weak_scaling_efficiency", "vit-b-16-fp16", 8, 0.97, 0.965),
+    ("strong_scaling_speedup", "vit-b-16-fp16", 8, 6.5, 6.2),
+    ("device_utilization", "resnet152-fp16", 8, 0.97, 0.95),
+    ("peak_memory_gib", "resnet152-fp16", 8, 44.1, 46.3),
+    ("generation_ratio", "resnet152-fp16, versus: reference-gpu", 1, 2.4, 2.2),
+)
+PAPER = "published: paper, bound: {}, because: made up"
+PAPER = "published: paper, bound: {}, because: made up"
+
+
+def item(metric: str, of: str, size: int) -> str:
+    """The test item of a row."""
+    workload, *versus = of.split(", versus: ")
+    return f"test_{metric.removesuffix('_gib')}[{'-vs-'.join([f'{workload}-{size}gpu', *versus])}]"
+
+
+# Test item → the line of the thresholds file that it comes from.
 REQUIREMENTS = {
-    "test_throughput_per_gpu[resnet152-fp16-1gpu]":
-        "{throughput_per_gpu: {1: 500}, of: resnet152-fp16, published: paper, bound: 1130, because: made up}",
-    "test_weak_scaling_efficiency[resnet152-fp16-2gpu]":
-        "{weak_scaling_efficiency: {2: 0.97}, of: resnet152-fp16, published: paper, bound: 0.974, because: made up}",
-    "test_weak_scaling_efficiency[resnet152-fp16-8gpu]":
-        "{weak_scaling_efficiency: {8: 0.97}, of: resnet152-fp16, published: paper, bound: 0.96, because: made up}",
-    "test_weak_scaling_efficiency[vit-b-16-fp16-8gpu]":
-        "{weak_scaling_efficiency: {8: 0.97}, of: vit-b-16-fp16, published: paper, bound: 0.965, because: made up}",
-    "test_strong_scaling_speedup[vit-b-16-fp16-8gpu]":
-        "{strong_scaling_speedup: {8: 6.5}, of: vit-b-16-fp16, published: paper, bound: 6.2, because: made up}",
-    "test_device_utilization[resnet152-fp16-8gpu]":
-        "{device_utilization: {8: 0.97}, of: resnet152-fp16, published: paper, bound: 0.95, because: made up}",
-    "test_peak_memory[resnet152-fp16-8gpu]":
-        "{peak_memory_gib: {8: 44.1}, of: resnet152-fp16, published: paper, bound: 46.3, because: made up}",
-    "test_generation_ratio[resnet152-fp16-1gpu-vs-reference-gpu]":
-        "{generation_ratio: {1: 2.4}, of: resnet152-fp16, versus: reference-gpu, published: paper, bound: 2.2,"
-        " because: made up}",
-}  # fmt: skip
+    item(metric, of, size): f"{{{metric}: {{{size}: {published}}}, of: {of}, {PAPER.format(bound)}}}"
+    for metric, of, size, published, bound in ROWS
+}
 WEAK_8 = "test_weak_scaling_efficiency[resnet152-fp16-8gpu]"
 WEAK_8_NODE_ID = f"acceptance/test_scaling.py::{WEAK_8}"
 
@@ -87,6 +78,7 @@ skus:
     description: the generation under test
     aliases: [tested]
     detect: {{name: '^Tested GPU$', pci_device_ids: ['00a1'], memory_gib: 80}}
+    peak: {{fp16_tflops: 312, memory_bandwidth_gbps: 2039, link: NVLink3, link_bandwidth_gbps: 300, published: paper}}
     batch: {{resnet152-fp16: {{per_gpu: 512, global: 256}}, vit-b-16-fp16: {{per_gpu: 1024, global: 512}}}}
     requirements:
 {requirements}
@@ -115,96 +107,47 @@ def thresholds_with(item: str, old: str, new: str) -> str:
     return thresholds_text(changed.values())
 
 
-@dataclass(frozen=True)
-class Series:
-    """What one arm gave.
+# The published figures of eight A100s, more or less: images per second and GPU, by world size.
+RATES: dict[tuple[Scaling, Workload], dict[int, float]] = {
+    ("weak", _RESNET): {1: 1189.5, 2: 1176.5, 8: 1159.2},
+    ("weak", _VIT): {1: 1029.9, 8: 1008.9},
+    ("strong", _VIT): {1: 1019.8, 8: 836.2},
+}
 
-    Attributes:
-        samples_per_s: throughput per GPU.
-        utilization: of every GPU, 0 … 1.
+
+def write_run(path: Path, thresholds: Path, without: int = 0, last: float = 0.0) -> RunDirectory:
+    """A run directory as a measuring session leaves it, but for verdicts and reports.
+
+    Args:
+        path: where.
+        thresholds: with which it began.
+        without: a world size that was not measured.
         last: by how much the last GPU is less busy.
     """
-
-    scaling: Scaling
-    workload: Workload
-    arm: Arm
-    samples_per_s: float
-    utilization: float = 0.98
-    last: float = 0.0
-
-
-# The published figures of eight A100s, more or less.
-MEASURED_RUN = (
-    Series("weak", _RESNET, Arm("alone", 1, 512), 1189.5),
-    Series("weak", _RESNET, Arm("ddp", 2, 512), 1176.5),
-    Series("weak", _RESNET, Arm("ddp", 8, 512), 1159.2),
-    Series("weak", _VIT, Arm("alone", 1, 1024), 1029.9),
-    Series("weak", _VIT, Arm("ddp", 8, 1024), 1008.9),
-    Series("strong", _VIT, Arm("alone", 1, 512), 1019.8),
-    Series("strong", _VIT, Arm("ddp", 8, 64), 836.2),
-)
-
-
-def write_run(path: Path, thresholds: Path, series: Sequence[Series] = MEASURED_RUN, sku: str = SKU) -> RunDirectory:
-    """A run directory as a measuring session leaves it, but for verdicts and reports."""
-    run = RunDirectory.create(path)
-    plan = _plan(series, sku)
-    run.write_json(run.plan_json, plan)
-    used = hashlib.sha256(thresholds.read_bytes()).hexdigest()
-    ended = {"status": "finished", "finished_at": "2026-01-31T12:10:00+00:00"}
-    begin(run, sku, thresholds={"path": str(thresholds), "sha256": used}, **ended)
-    measured = [measurement for one in series for measurement in _measurements(one)]
-    run.append_records([gang_of(measured), *blocks_of(measured)])
-    run.append_records([StudyEnd(study.id, "rounds") for study in plan.studies])
+    run, used = RunDirectory.create(path), hashlib.sha256(thresholds.read_bytes()).hexdigest()
+    begin(run, SKU, thresholds={"path": str(thresholds), "sha256": used}, status="finished",
+          finished_at="2026-01-31T12:10:00+00:00")  # fmt: skip
+    run.append_record(gang_on(["node7"], 8, "GPU-{:08x}"))
+    studies = []
+    for (scaling, workload), rates in RATES.items():
+        batch, shared = workload.batch_size, workload.global_batch_size or 0
+        arms = {
+            Arm("alone" if size == 1 else "ddp", size, batch if scaling == "weak" else shared // size): rate
+            for size, rate in rates.items() if size != without
+        }  # fmt: skip
+        study = Study(scaling, workload, tuple(arms), ROUNDS, 3.0, 10.0)
+        studies.append(study)
+        for number in range(ROUNDS):
+            for arm, rate in arms.items():
+                spread = 1 + 0.0005 * math.sin(1.7 * number + arm.world_size)
+                busy = [0.98 - 0.001 * rank + 0.0005 * (number % 3) - last * (rank == 7)
+                        for rank in range(arm.world_size)]  # fmt: skip
+                readings = {"utilization": column(busy), "peak_memory_bytes": 47_360_000_000 + 1_000_000 * number}
+                block = steady_block(study.id, arm, number, range(arm.world_size), rate * spread, readings=readings)
+                run.append_record(block)
+        run.append_record(StudyEnd(study.id, "rounds"))
+    run.write_json(run.plan_json, Plan(SKU, "cuda", tuple(studies)))
     return run
-
-
-def _plan(series: Sequence[Series], sku: str) -> Plan:
-    arms: dict[tuple[Scaling, Workload], list[Arm]] = {}
-    for one in series:
-        arms.setdefault((one.scaling, one.workload), []).append(one.arm)
-    studies = [Study(scaling, workload, tuple(a), ROUNDS, 3.0, 10.0) for (scaling, workload), a in arms.items()]
-    return Plan(sku, "cuda", tuple(studies))
-
-
-@cache
-def _measurements(series: Series) -> list[Measurement]:
-    """Every rank in every round; rounds differ by half a thousandth, and rank 0 sets the pace."""
-    found = []
-    for number in range(ROUNDS):
-        spread = 1 + 0.0005 * math.sin(1.7 * number + series.arm.world_size)
-        for rank in range(series.arm.world_size):
-            rate = series.samples_per_s * spread * (1 if rank == 0 else 1.002)
-            found.append(
-                Measurement(
-                    study=f"{series.scaling}/{series.workload.name}",
-                    arm=series.arm.name,
-                    round=number,
-                    rank=rank,
-                    local_rank=rank,
-                    host="node7",
-                    device=f"GPU-{rank:08x}",
-                    batch_size=series.arm.batch_size,
-                    steps=20,
-                    block_s=series.arm.batch_size * 20 / rate,
-                    step_s=(series.arm.batch_size / rate,) * 20,
-                    started_unix_s=1.7e9 + number,
-                    utilization=series.utilization - 0.001 * rank + 0.0005 * (number % 3) - series.last * (rank == 7),
-                    parameters_checksum="c0ffee" * 2 + "c0de" if series.arm.kind == "ddp" else None,
-                    peak_memory_bytes=47_360_000_000 + 1_000_000 * number,
-                )
-            )
-    return found
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    """Every file below a directory, or the file itself, with its bytes: to see that nothing was lost or changed.
-
-    Without the byte code that Python may keep beside tests it imports.
-    """
-    below = sorted(p for p in path.rglob("*") if p.is_file() and p.parent.name != "__pycache__")
-    files = [path] if path.is_file() else below
-    return {str(file.relative_to(path.parent)): file.read_bytes() for file in files}
 
 
 def output_of(result: pytest.RunResult) -> str:
@@ -214,36 +157,16 @@ def output_of(result: pytest.RunResult) -> str:
 
 def assert_no_crash(result: pytest.RunResult) -> None:
     """No reader of the output meets our own code."""
-    assert "Traceback" not in output_of(result)
+    assert "Traceback (most" not in output_of(result)
     assert "INTERNALERROR" not in output_of(result)
-
-
-def items_of(result: pytest.RunResult) -> list[str]:
-    """What `--collect-only -q` lists, sorted."""
-    return sorted(line.partition("::")[2] for line in result.outlines if "::" in line)
-
-
-def outcome_line(result: pytest.RunResult) -> str:
-    """The sentence that says what the run comes to."""
-    return outcome_in(result.stdout.str())
 
 
 def outcome_in(printed: str) -> str:
     """The sentence that says what a run comes to, out of its lines in the output of pytest or of ddpscale."""
-    words = "(?:ACCEPTED|REJECTED|INCOMPLETE|PARTIAL)"
-    (said,) = re.findall(rf"^{words}.*(?:\n {{10}}\S.*)*", printed, re.MULTILINE)
-    return " ".join(line.strip() for line in said.splitlines())
-
-
-def assert_refused(result: pytest.RunResult, *parts: str) -> str:
-    """Bad input: exit code 4 and one sentence with all these parts, which is returned, and nothing else to read."""
-    assert_no_crash(result)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    errors = [line for line in output_of(result).splitlines() if line.startswith("ERROR: ")]
-    assert len(errors) == 1, errors
-    for part in parts:
-        assert part in errors[0], f"{part!r} is not in {errors[0]}"
-    return errors[0]
+    words = "(?:ACCEPTED|REJECTED|INCOMPLETE|PARTIAL|REHEARSED)"
+    said = re.findall(rf"^{words}.*(?:\n {{10}}\S.*)*", printed, re.MULTILINE)
+    assert len(said) < 2, said
+    return " ".join(line.strip() for line in "".join(said).splitlines())
 
 
 class Site:
@@ -254,14 +177,15 @@ class Site:
         thresholds: its thresholds.yaml.
     """
 
-    def __init__(self, pytester: pytest.Pytester, prepared: PreparedPytest) -> None:
-        self._pytester, self._prepared = pytester, prepared
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self._pytester = pytester
         self.path = pytester.path
         self.thresholds = self.path / "thresholds.yaml"
         self.reset()
 
     def reset(self) -> None:
         """As it was before anything was written or run in it."""
+        os.chdir(self.path)
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         shutil.copytree(packaged("acceptance"), self.path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
@@ -282,30 +206,23 @@ class Site:
         return path
 
     def files(self) -> dict[str, bytes]:
-        """Every file but those that starting pytest makes, with its bytes."""
+        """Every file but those that starting pytest makes, with its bytes: to see that nothing was lost or changed."""
         made = ("stdout", "stderr", ".pytest_cache", "runpytest-")
+        found = {str(one.relative_to(self.path)): one for one in self.path.rglob("*") if one.is_file()}
         return {
-            name: content
-            for name, content in contents(self.path).items()
-            if not name.partition("/")[2].startswith(made) and "/__pycache__/" not in name
+            name: one.read_bytes()
+            for name, one in found.items()
+            if not name.startswith(made) and one.parent.name != "__pycache__"
         }
 
-    def judge_weak_scaling_by(self, test: str) -> None:
-        """Have a test of the site's own judge weak scaling, in place of the one it comes with."""
-        scaling = self.path / "acceptance" / "test_scaling.py"
-        text = scaling.read_text(encoding="utf-8")
-        start = text.index('@pytest.mark.requirement("weak_scaling_efficiency")')
-        end = text.index("@pytest.mark", start + 1)
-        scaling.write_text(text[:start] + text[end:], encoding="utf-8")
-        self.write("acceptance/test_own.py", test)
-
-    def measured(self, name: str = "measured", series: Sequence[Series] = MEASURED_RUN, sku: str = SKU) -> RunDirectory:
-        """A run directory that somebody measured."""
-        return write_run(self.path / name, self.thresholds, series, sku)
+    def measured(self, **changes: Any) -> RunDirectory:
+        """A run directory that somebody measured. For the changes see `write_run`."""
+        shutil.rmtree(self.path / "measured", ignore_errors=True)
+        return write_run(self.path / "measured", self.thresholds, **changes)
 
     def run(self, *arguments: str) -> pytest.RunResult:
         """``python -m pytest ARGUMENTS`` in a process of its own."""
-        return self._prepared.run(self.path, arguments, TIMEOUT_S)
+        return run_pytest(self.path, *arguments)
 
     def python(self, code: str) -> pytest.RunResult:
         """``python -c CODE`` in a process of its own."""
@@ -321,10 +238,6 @@ class Site:
         found = parse_strict_json(text)
         assert isinstance(found, dict)
         return found
-
-    def outcome(self, directory: str = "measured") -> str:
-        """What verdicts.json says the run comes to."""
-        return str(self.verdicts(directory)["outcome"])
 
 
 def edit_json(path: Path, **changes: Any) -> None:

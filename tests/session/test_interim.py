@@ -46,8 +46,7 @@ class Half:
 
         monkeypatch.setattr(files, "write_live_page", timed)
         assert self.plan is not None
-        gang = InstantGang(None, self.run, Limits(), None, isolate=False, judge=None, admit=lambda _: "")
-        gang.measure(self.plan)
+        InstantGang(None, self.run, Limits(), None).measure(self.plan)
 
     @property
     def page(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as with_fields
 
-from pytest_ddpscale.errors import RunDirectoryError, ThresholdsError
+from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
 from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.session.session import AcceptanceSession
+from tests.approved import assert_approved, masked
 from tests.builders.records import gang_on
 from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu, nothing
+from tests.session.conftest import told
+
+# Something done to the run before it is judged.
+Arrange = Callable[[RunDirectory], object]
 
 
 @pytest.fixture
@@ -39,77 +45,79 @@ def judged(opened: Open, old: RunDirectory, **options: Any) -> AcceptanceSession
     return begun(opened(gpu_sku="auto", ddp_judge=str(old.path), ddp_run_dir=None, **options))
 
 
-def test_verdicts_come_from_what_is_there_and_nothing_is_launched(
-    opened: Open, old: RunDirectory, gangs: list[InstantGang]
-) -> None:
-    session = judged(opened, old)
-    verdicts = [session.judge(case, nothing) for case in session.source.cases]
-    assert [verdict.outcome for verdict in verdicts] == ["passed", "passed", "not_measured"]
-    assert verdicts[2].reason == "strong scaling of r was not measured in this run"
-    assert len(gangs) == 1, "the one that measured it"
+def noted(**changes: Any) -> Arrange:
+    return lambda old: old.note(**changes)
 
 
-@pytest.mark.parametrize("place", ["", "gone.yaml"])
-def test_bounds_are_those_of_the_thresholds_that_it_began_with_wherever_they_are_and_not_of_the_plan(
-    opened: Open, old: RunDirectory, place: str
-) -> None:
-    plan, record = old.read_plan(), old.read_run()
+def planned_with_another_bound(old: RunDirectory) -> None:
+    plan = old.read_plan()
     plan.requirements[0]["requirement"]["bound"] = 150.0
     old.write_json(old.plan_json, plan)
-    assert record.thresholds is not None
-    used = with_fields(record.thresholds, path=place or record.thresholds.path)
-    old.write_json(old.run_json, with_fields(record, thresholds=used))
-    session = judged(opened, old)
-    verdict = session.judge(session.source.cases[0], nothing)
-    assert (verdict.outcome, verdict.bound_value) == ("passed", 50)
 
 
-def test_thresholds_of_its_latest_session_that_changed_or_are_refused_now_are_told(
-    opened: Open, old: RunDirectory, tmp_path: Path
-) -> None:
-    path = tmp_path / "old.yaml"
-    path.write_text(f"{THRESHOLDS}peers:\n", encoding="utf-8")
-    unchanged = ThresholdsUsed(str(path), hashlib.sha256(path.read_bytes()).hexdigest())
-    at = old.read_run().started_at
-    for latest, said in (
-        (unchanged, r"old\.yaml:24: the file is as it was .* refused now: peers is None"),
-        (ThresholdsUsed("stricter.yaml", "cd" * 32), r"stricter\.yaml: is gone or has changed"),
-    ):
-        sessions = [
-            Resumed(at=at, argv=(), status_before="", measured_anew={}, thresholds=one) for one in (latest, None)
-        ]
-        old.note(resumed=sessions)
-        with pytest.raises(ThresholdsError, match=said):
-            judged(opened, old)
+def begun_with(path: str = "", sha256: str = "", text: str = "") -> Arrange:
+    """Its latest session but one had these thresholds; the last one says nothing of them."""
+
+    def arrange(old: RunDirectory) -> None:
+        used = old.read_run().thresholds
+        assert used is not None
+        if text:
+            Path("thresholds.yaml").write_text(text, encoding="utf-8")
+            used = ThresholdsUsed("thresholds.yaml", hashlib.sha256(text.encode()).hexdigest())
+        used = with_fields(used, path=path or used.path, sha256=sha256 or used.sha256)
+        said: Any = {"at": old.read_run().started_at, "argv": (), "status_before": "", "measured_anew": {}}
+        old.note(resumed=[Resumed(**said, thresholds=one) for one in (used, None)])
+
+    return arrange
 
 
-def test_a_run_goes_on_though_a_waiver_of_its_own_file_has_ended_since(
-    opened: Open, old: RunDirectory, tmp_path: Path
-) -> None:
-    waiver = "{throughput_per_gpu: any, of: r, severity: warn, until: 2026-01-31, who: A. Name, why: a fan}"
-    text = THRESHOLDS.replace("    requirements: []", f"    change: [{waiver}]")
-    (tmp_path / "thresholds.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(ThresholdsError, match="is over"):
-        opened()
-    assert opened(ddp_resume=str(old.path), ddp_run_dir=None).source.cases[0].requirement.waiver is not None
-
-
-@pytest.mark.parametrize("status", ["running", "interrupted"])
-def test_what_the_run_lacks_is_told(opened: Open, old: RunDirectory, status: str) -> None:
-    """Ranks that could not be bound once for each reason."""
+def lacking(old: RunDirectory) -> None:
+    """Ranks that could not be bound are told once for each reason."""
     refused, absent = "not bound: Operation not permitted", "not bound: no cores"
-    before = judged(opened, old).conclude(interrupted=False, spoiled=()).notes
-    old.note(status=status, notes=["imported"], left_out={"n9": "too old"})
+    old.note(status="interrupted", notes=["imported"], left_out={"n9": "too old"})
     old.append_record(ArmProfile(study="weak/r", arm="alone", gang=0, rank=0, problem="saw no GPU kernel"))
     for number, notes in enumerate(([refused] * 2, [refused] * 2, ["", absent]), 1):
         old.append_record(gang_on(["n1"], 2, number=number, numa_note=notes))
-    found = judged(opened, old).conclude(interrupted=False, spoiled=()).notes
-    assert {*found} - {*before} == {
-        "--ddp-profile: no profile of weak/r, alone: saw no GPU kernel", f"rank 0 on n1 and 1 more: {refused}",
-        f"rank 1 on n1: {absent}", "imported", "n9 was left out: too old",
-        f"run.json says {status}: its session did not end regularly, or still runs",
-    }  # fmt: skip
-    assert found[0] == f"judged from {old.path} without a new measurement"
+
+
+ENDED = "{throughput_per_gpu: any, of: r, severity: warn, until: 2026-01-31, who: A. Name, why: a fan}"
+WAIVED = THRESHOLDS.replace("    requirements: []", f"    change: [{ENDED}]")
+SCENES: dict[str, tuple[Arrange, str]] = {
+    "as it was measured": (noted(), "judge"),
+    "bounds of the plan, which do not count": (planned_with_another_bound, "judge"),
+    "thresholds that lie elsewhere now": (begun_with("gone.yaml"), "judge"),
+    "thresholds of its latest session that are refused now": (begun_with(text=f"{THRESHOLDS}peers:\n"), "judge"),
+    "thresholds of its latest session that changed": (begun_with("stricter.yaml", "cd" * 32), "judge"),
+    "a waiver of its own file that has ended since": (lambda _: Path("thresholds.yaml").write_text(WAIVED), "resume"),
+    "the same of a new run": (lambda _: Path("thresholds.yaml").write_text(WAIVED), "run_dir"),
+    "what the run lacks": (lacking, "judge"),
+    "a broken baseline, judged": (lambda old: old.baseline_json.write_text("{}"), "judge"),
+    "a broken baseline, resumed": (lambda old: old.baseline_json.write_text("{}"), "resume"),
+}  # fmt: skip
+
+
+def test_a_run_is_judged_by_what_is_there_and_what_it_began_with_and_nothing_is_launched(
+    opened: Open, old: RunDirectory, gangs: list[InstantGang], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = list[str]()
+    for name, (arrange, how) in SCENES.items():
+        Path("thresholds.yaml").write_text(THRESHOLDS, encoding="utf-8")
+        shutil.copytree(old.path, path := tmp_path / f"of {name}")
+        arrange(RunDirectory.open(path))
+        given = {"ddp_run_dir": None, f"ddp_{how}": str(path / "new" if how == "run_dir" else path)}
+        try:
+            session = begun(opened(gpu_sku="auto" if how == "judge" else "cpu", **given))
+        except BadInput as error:
+            said.append(f"{name}: {error}")
+            RunLock.acquire(path).release()  # which nobody holds
+            continue
+        for case in session.source.cases if how == "judge" else ():
+            session.judge(case, nothing)
+        said += [f"{name}: {len(gangs)} launches, {session.source.cases[0].requirement.bound}"]
+        said += told(session.conclude(interrupted=False, spoiled=()))
+        session.source.release()
+    assert_approved("judged.txt", masked("\n".join(said), tmp_path))
 
 
 def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(opened: Open, old: RunDirectory) -> None:
@@ -136,21 +144,9 @@ def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(opened: O
 
 def test_who_measures_or_resumes_is_in_run_json_and_not_twice(opened: Open, old: RunDirectory, tmp_path: Path) -> None:
     begun(opened(ddp_resume=str(old.path), ddp_run_dir=None, ddp_note=["operator=Bob"]))
-    assert old.read_run().operators == ("Bob",)
     session = begun(opened(ddp_run_dir=str(tmp_path / "new"), ddp_note=["operator=Eve"]))
-    assert session.source.measured_run.read_run().operators == ("Eve",)
+    assert (old.read_run().operators, session.source.measured_run.read_run().operators) == (("Bob",), ("Eve",))
     assert not any(key.startswith("note_") for key in session.conclude(interrupted=False, spoiled=()).basis)
-
-
-@pytest.mark.parametrize("option", ["ddp_judge", "ddp_resume"])
-def test_a_broken_baseline_is_refused_before_anything_is_judged_or_measured(
-    opened: Open, old: RunDirectory, option: str
-) -> None:
-    old.baseline_json.write_text("{}")
-    session = opened(**{option: str(old.path), "ddp_run_dir": None})
-    with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is not a baseline.json: it has no schema"):
-        begun(session)
-    RunLock.acquire(old.path).release()  # which nobody holds
 
 
 def test_gpus_that_took_no_part_are_not_accepted(

@@ -50,7 +50,12 @@ def test_limits_and_isolation_are_passed_on(opened: Open, gangs: list[InstantGan
     session.source.open_run()
     session.judge(session.source.cases[0], nothing)
     limits = gangs[0].limits
-    assert (limits.budget_s, limits.inactivity_s, limits.startup_s, gangs[0].isolate) == (600.0, 90.0, 600.0, True)
+    assert (limits.budget_s, limits.inactivity_s, limits.startup_s, gangs[0].named["isolate"]) == (
+        600.0,
+        90.0,
+        600.0,
+        True,
+    )
     assert limits.total_s is not None, "the plan gives one"
     assert limits.total_s > 600.0, "and it contains the start"
 

@@ -48,6 +48,7 @@ ASKED = {
     "no GPU": (
         "gpu_sku=gpu collect_only", "gpu_sku=gpu collect_only ddp_gpus_per_node=8",
         "gpu_sku=gpu collect_only ddp_world_sizes=1024", "gpu_sku=gpu ddp_hosts=@hosts", "gpu_sku=auto",
+        "gpu_sku=auto ddp_hosts=@hosts",
         "gpu_sku=auto collect_only", "gpu_sku=laptop", "gpu_sku=laptop collect_only",
         "gpu_sku=auto ddp_judge=of-cpu ddp_world_sizes=1024", "gpu_sku=auto ddp_judge=of-gpu",
         "gpu_sku=gpu ddp_judge=of-gpu", "gpu_sku=g ddp_judge=of-gpu", "gpu_sku=cpu ddp_judge=of-gpu",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_ddpscale.errors import OptionError, RunDirectoryError
+from pytest_ddpscale.errors import BadInput, RunDirectoryError
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.arm import Arm
@@ -20,7 +22,6 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import (
     ArmProfile,
-    EndReason,
     GangTransport,
     GpuErrors,
     RankGpuError,
@@ -34,6 +35,7 @@ from pytest_ddpscale.run.telemetry import GpuReadings, joined_readings
 from pytest_ddpscale.session.evidence import EvidenceSource, measured_layout
 from pytest_ddpscale.session.open import THIS_MACHINE
 from pytest_ddpscale.session.session import AcceptanceSession
+from tests.approved import assert_approved, masked
 from tests.builders.json_types import begin
 from tests.builders.records import gang_on, steady_block
 from tests.builders.sessions import InstantGang, Open, nothing, planning
@@ -82,32 +84,6 @@ def texts(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def test_what_did_not_come_to_its_own_end_is_missing(run: RunDirectory) -> None:
-    source = resumed(run)
-    assert source.missing == {
-        "weak/budget": "budget", "weak/error": "error", "weak/interrupted": "interrupted",
-        "weak/unended": "no end", "weak/unbegun": "no end",
-    }  # fmt: skip
-    plan, whole = source.plan_to_measure, run.read_plan()
-    assert plan == replace(whole, studies=whole.studies[2:]), "the same ranks, whatever is left"
-    run.append_record(StudyEnd("weak/rounds", "error", "broke"))  # as a further launch of the same study leaves it
-    assert resumed(run).missing["weak/rounds"] == "error"
-
-
-@pytest.mark.parametrize("end", ["decided", "interrupted"])
-def test_probes_and_the_search_for_a_slow_link_are_studies_too(run: RunDirectory, end: EndReason) -> None:
-    probes, pairs = ProbeStudy((Arm("matmul-fp32"),), 16, 0.1), PairStudy((Arm("all-reduce-4kib", 2),), 5)
-    plan = replace(run.read_plan(), nodes=2, ranks_per_node=1, probes=probes, pairs=pairs, survey=True)
-    run.write_json(run.plan_json, plan)
-    run.append_records([StudyEnd(one.id, end) for one in (probes, pairs)])
-    source = resumed(run)
-    assert source.plan_to_measure is not None
-    assert source.plan_to_measure.survey, "nodes may have changed since then"
-    assert {probes.id, pairs.id} <= source.missing.keys() or end == "decided"
-    left = (probes, pairs) if end == "interrupted" else (None, None)
-    assert (source.plan_to_measure.probes, source.plan_to_measure.pairs) == left
-
-
 def test_what_is_measured_anew_is_decided_by_the_bounds_of_the_plan(opened: Open, measuring: AcceptanceSession) -> None:
     measuring.source.release()
     run = measuring.source.measured_run
@@ -138,29 +114,70 @@ def _of(study: str) -> list[AnyRecord]:
     return [*told, ArmProfile(study=study, arm="ddp@2", gang=0, rank=0, problem="p")]
 
 
-def test_what_is_missing_and_what_may_have_changed_is_set_aside_and_nothing_else(run: RunDirectory) -> None:
-    run.note(left_out={"n3": "ecc: GPU 2: it was left out: twice"})
-    good = texts(run.measurements_jsonl)[: 1 + 2 * 3]
-    error = RankGpuError(place=Place("n1", 0), error="CUDA error: unspecified launch failure")
+PROBED, PAIRED = ProbeStudy((Arm("matmul-fp32"),), 16, 0.1), PairStudy((Arm("all-reduce-4kib", 2),), 5)
+BROKEN = RankGpuError(place=Place("n1", 0), error="CUDA error: unspecified launch failure")
+# What else a run holds when it is resumed.
+HOLDS: dict[str, list[AnyRecord]] = {
+    "a study for each way to end": [],
+    "a further launch of a study that broke": [StudyEnd("weak/rounds", "error", "broke")],
+    "probes and pairs that were decided": [StudyEnd(one.id, "decided") for one in (PROBED, PAIRED)],
+    "probes and pairs that were interrupted": [StudyEnd(one.id, "interrupted") for one in (PROBED, PAIRED)],
     # A GPU with errors may have been replaced. An old survey may be another node's: it would fail a good run, or stand
     # in for a node nobody looked at. Nobody will look anew at a node that was left out, and what was asked for had it.
-    run.append_records([
-        GpuErrors(gang=0, ranks=2, errors=(error,), studies=("weak/missing",)),
-        *_of("weak/decided"), *_of("weak/error"), *_of("weak/unended"),
-        StudyEnd("survey", "error", "no answer"),
+    "what may have changed": [
+        GpuErrors(gang=0, ranks=2, errors=(BROKEN,), studies=("weak/missing",)),
+        *_of("weak/decided"), *_of("weak/error"), *_of("weak/unended"), StudyEnd("survey", "error", "no answer"),
         GangTransport(study="weak/rounds", gang=0, ranks=(RankTransport(rank=0),)),
         *(Survey(host, 1.0) for host in ("old", "n2", "n3", "n30")),
-    ])  # fmt: skip
-    before = texts(run.measurements_jsonl)
-    resumed(run).set_aside()
-    left, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
-    assert left == [*good, *(line_of(one).decode().strip() for one in (*_of("weak/decided"), Survey("n3", 1.0)))]
-    assert sorted(left + aside) == sorted(before)
-    assert [line for line in before if line in aside] == aside, "in their order"
-    again = [line_of(one).decode().strip() for one in records_of("error")]
-    run.append_records(records_of("error"))
-    resumed(run).set_aside()
-    assert texts(run.superseded_jsonl) == aside + again, "beside what was set aside before"
+    ],
+}  # fmt: skip
+
+
+def lines_told(path: Path) -> list[str]:
+    read = [json.loads(line) for line in texts(path)]
+    return [" ".join(str(one[key]) for key in ("kind", "study", "arm", "host") if key in one) for one in read]
+
+
+def test_what_is_missing_and_what_may_have_changed_is_set_aside_and_nothing_else(run: RunDirectory) -> None:
+    """The same ranks measure what is left; twice, as a second attempt may break as well."""
+    said, first = list[str](), run.measurements_jsonl.read_bytes()
+    run.note(left_out={"n3": "ecc: GPU 2: it was left out: twice"}, status="interrupted",
+             noted={"operator": "Ann", "site": "Hall 1", "ticket": "T-1"})  # fmt: skip
+    for name, records in HOLDS.items():
+        run.measurements_jsonl.write_bytes(first)
+        run.superseded_jsonl.unlink(missing_ok=True)
+        changes: dict[str, Any] = {"probes": None, "pairs": None}
+        if "probes" in name:
+            changes = {"probes": PROBED, "pairs": PAIRED, "nodes": 2, "ranks_per_node": 1, "survey": True}
+        run.write_json(run.plan_json, replace(run.read_plan(), **changes))
+        run.append_records(records)
+        before, source = texts(run.measurements_jsonl), resumed(run)
+        plan = source.plan_to_measure
+        assert plan is not None
+        source.set_aside()
+        left, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
+        assert sorted(left + aside) == sorted(before)
+        assert [line for line in before if line in aside] == aside, "in their order"
+        said += [f"{name}: {source.missing}", f"to measure: {plan.study_ids} on {plan.layout}, survey: {plan.survey}"]
+        said += [*lines_told(run.measurements_jsonl), "set aside:", *lines_told(run.superseded_jsonl)]
+        again = [line_of(one).decode().strip() for one in records_of("error")]
+        run.append_records(records_of("error"))
+        resumed(run).set_aside()
+        assert texts(run.superseded_jsonl) == aside + again, "beside what was set aside before"
+    for number, noted in enumerate((["operator=Bob", "ticket=T-2", "rack=B 7"], ["operator=Cy"], []), 1):
+        for file in (*CONCLUDED, "mine.txt") if number > 1 else ():
+            (run.path / file).parent.mkdir(exist_ok=True)
+            (run.path / file).write_text(str(number))
+        with run.measurements_jsonl.open("a", encoding="utf-8") as torn:  # by a kill
+            torn.write('{"kind": "to')
+        resumed(run, ddp_note=noted).begin_again()
+        run.append_record(gang_on(["new"], 1, number=number))
+        assert run.read_records()[-1] == gang_on(["new"], 1, number=number)
+        record = run.read_run()
+        said += [f"{record.status} {record.finished_at} {record.operators} {record.noted}", *map(str, record.resumed)]
+        said += sorted(str(one.relative_to(run.path)) for one in run.path.rglob("*.*"))
+        said += sorted(f"{one.name}: {one.read_text()}" for one in run.path.glob(f"before-resume-{number - 1}/*.*"))
+    assert_approved("set-aside.txt", masked("\n".join(said), run.path))
 
 
 def test_a_crash_on_the_way_loses_nothing_and_can_be_repeated(
@@ -181,18 +198,6 @@ def test_a_crash_on_the_way_loses_nothing_and_can_be_repeated(
     kept, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
     assert set(kept + aside) == set(before)
     assert not set(kept) & set(aside)
-
-
-@pytest.mark.parametrize("begins", [False, True])
-def test_the_line_that_a_kill_tore_is_left_out(run: RunDirectory, begins: bool) -> None:
-    with run.measurements_jsonl.open("a", encoding="utf-8") as file:
-        file.write('{"kind": "to')
-    if begins:
-        resumed(run).begin_again()
-    else:
-        resumed(run).set_aside()
-    run.append_record(gang_on(["new"], 1, number=1))
-    assert run.read_records()[-1] == gang_on(["new"], 1, number=1)
 
 
 def test_what_another_session_measured_until_the_run_was_locked_is_kept(
@@ -216,60 +221,28 @@ def test_what_another_session_measured_until_the_run_was_locked_is_kept(
     assert source.evidence.errors == {}
 
 
-def test_earlier_conclusions_are_kept_together(run: RunDirectory) -> None:
-    for number in (1, 2):
-        for name in (*CONCLUDED, "mine.txt"):
-            (run.path / name).parent.mkdir(exist_ok=True)
-            (run.path / name).write_text(str(number), encoding="utf-8")
-        resumed(run).begin_again()
-        folder = run.path / f"before-resume-{number}"
-        found = {str(one.relative_to(folder)): one.read_text("utf-8") for one in folder.rglob("*.*")}
-        assert found == dict.fromkeys(CONCLUDED, str(number))
-        assert not run.verdicts_json.exists()
-    assert (run.path / "mine.txt").exists()
+def read_only(self: Path, *_: Any, **__: Any) -> None:
+    raise OSError(30, "Read-only file system")
 
 
-def test_a_run_says_when_by_whom_and_from_what_it_was_resumed(run: RunDirectory) -> None:
-    run.note(status="interrupted", noted={"operator": "Ann", "site": "Hall 1", "ticket": "T-1"})
-    for noted in (["operator=Bob", "ticket=T-2", "rack=B 7"], ["operator=Cy"]):
-        resumed(run, ddp_note=noted).begin_again()
-    record = run.read_run()
-    assert (record.status, record.finished_at) == ("running", None)
-    assert [one.status_before for one in record.resumed] == ["interrupted", "running"]
-    assert record.resumed[0].argv == ("pytest", "--password", "***")
-    assert record.resumed[0].measured_anew == resumed(run).missing
-    assert record.operators == ("Ann", "Bob", "Cy")
-    assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
-    assert not (run.path / "before-resume-1").exists(), "nothing was concluded"
+def test_what_cannot_be_resumed_is_refused_as_approved(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(name: str, attempt: Callable[[], object]) -> str:
+        try:
+            return f"{name}: {attempt()}"
+        except BadInput as error:
+            return f"{name}: {error}"
 
-
-def test_a_file_system_that_became_read_only_is_refused(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_only(self: Path, *_: Any, **__: Any) -> None:
-        raise OSError(30, "Read-only file system")
-
+    plan, source = run.read_plan(), resumed(run)
     run.write_json(run.verdicts_json, {})
-    source = resumed(run)
-    monkeypatch.setattr(Path, "mkdir", read_only)
-    with pytest.raises(RunDirectoryError, match="Read-only file system"):
-        source.begin_again()
-
-
-def test_a_run_whose_devices_were_simulated_is_refused(run: RunDirectory) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", read_only)
+        said = [tried("read-only", source.begin_again)]
+    for devices, nodes in ((3, 1), (2, 2), (4, 2), (2, 1), (None, 1)):
+        found = tried(f"{devices} devices", lambda: resumed(run, devices, Cluster(nodes)).plan == plan)  # noqa: B023
+        said.append(f"{found} on {nodes} nodes")
     run.append_record(gang_on(["node"], 1, "SIM-{}", number=1))
-    with pytest.raises(RunDirectoryError, match=r"was simulated.*--ddp-judge="):
-        resumed(run)
-
-
-def test_a_run_of_several_launches_is_refused(run: RunDirectory) -> None:
+    said.append(tried("simulated", lambda: resumed(run)))
     studies = tuple(replace(study("decided"), launch=launch) for launch in (1, 2, 3))
     run.write_json(run.plan_json, Plan("cpu", "cpu", studies, ranks_per_node=2, launches=3))
-    with pytest.raises(RunDirectoryError, match=r"plan\.json: has studies of several launches; expected one launch"):
-        measured_layout(run)
-
-
-def test_other_devices_are_refused_and_not_the_same_nor_a_laptop_that_only_plans(run: RunDirectory) -> None:
-    for devices, nodes in ((3, 1), (2, 2), (4, 2)):
-        with pytest.raises(OptionError, match=r"--ddp-nodes=1 --ddp-gpus-per-node=2") as refused:
-            resumed(run, devices, Cluster(nodes))
-        assert f"{devices} devices on {nodes} nodes can be used here" in refused.value.found
-    assert resumed(run, None).plan == resumed(run, 2).plan == run.read_plan()
+    said.append(tried("launches", lambda: measured_layout(run)))
+    assert_approved("resumed-refused.txt", masked("\n".join(said), run.path))

@@ -53,7 +53,7 @@ class SurveyedGang(InstantGang):
         if plan.survey:
             found = [Survey(host, 1.7e9, self.problem, cores=self.cores.get(host, PER_NODE)) for host in hosts]
             self.run.append_records(found)
-            if (refused := self.admit(found)) and plan.study_ids:
+            if (refused := self.named["admit"](found)) and plan.study_ids:
                 raise NotAdmitted(refused)
         self.hosts = self.measured = hosts
         super().measure(plan)

@@ -19,11 +19,13 @@ def make_history(path: Path) -> None:
         pass
 
 
-def test_replaces_the_content_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_replaces_the_content_and_leaves_nothing_else_not_even_permissions(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file.txt"
     write_atomically(path, b"old", sync=False)
+    path.chmod(0o400)
+    (tmp_path / "other").touch()
     write_atomically(path, "ñew")
-    assert path.read_text(encoding="utf-8") == "ñew"
+    assert (path.read_text(encoding="utf-8"), path.stat().st_mode) == ("ñew", (tmp_path / "other").stat().st_mode)
     assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
 
 
@@ -42,29 +44,17 @@ def test_permissions_are_those_of_any_new_file(
         file.unlink()
 
 
-def test_permissions_of_the_file_before_are_not_kept(tmp_path: Path) -> None:
-    (tmp_path / "file").touch(mode=0o400)
-    (tmp_path / "other").touch()
-    write_atomically(tmp_path / "file", "text")
-    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
 def full(*_: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize(
-    ("step", "text", "error"),
-    [("os.fsync", "new", OSError), ("pathlib.Path.replace", "new", OSError), ("", "\ud800", UnicodeEncodeError)],
-)
-def test_keeps_the_old_content_when_writing_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, text: str, error: type[Exception]
-) -> None:
+@rows("step", ["os.fsync", "pathlib.Path.replace", "no step: half of a character"])
+def test_keeps_the_old_content_when_writing_fails(tmp_path: Path, step: str) -> None:
     path = tmp_path / "file.json"
     write_atomically(path, "old")
-    if step:
-        monkeypatch.setattr(step, full)
-    with pytest.raises(error):
-        write_atomically(path, text)
-    assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
-    assert path.read_text() == "old"
+    with pytest.MonkeyPatch.context() as patch:
+        if ":" not in step:
+            patch.setattr(step, full)
+        with pytest.raises(UnicodeEncodeError if ":" in step else OSError):
+            write_atomically(path, "\ud800" if ":" in step else "new")
+    assert ([p.name for p in tmp_path.iterdir()], path.read_text()) == (["file.json"], "old")

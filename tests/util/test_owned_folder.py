@@ -35,19 +35,16 @@ def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         process.kill()
 
 
-def test_a_folder_of_a_killed_process_is_removed(owner: tuple[subprocess.Popen[str], Path], tmp_path: Path) -> None:
+def test_a_folder_goes_with_its_process_however_that_ends(
+    owner: tuple[subprocess.Popen[str], Path], tmp_path: Path
+) -> None:
     process, folder = owner
+    assert remove_orphans([tmp_path]) == [], "it lives"
     process.kill()
     process.wait()
     assert (folder / "records").exists()
     assert remove_orphans([tmp_path]) == [folder]
     assert not folder.exists()
-
-
-def test_a_folder_of_a_living_process_stays(owner: tuple[subprocess.Popen[str], Path], tmp_path: Path) -> None:
-    _, folder = owner
-    assert remove_orphans([tmp_path]) == []
-    assert (folder / "records").exists()
 
 
 def test_a_folder_of_a_process_that_ends_is_gone(owner: tuple[subprocess.Popen[str], Path]) -> None:
@@ -56,39 +53,30 @@ def test_a_folder_of_a_process_that_ends_is_gone(owner: tuple[subprocess.Popen[s
     assert not folder.exists()
 
 
-def test_folders_without_an_owner_of_ours_stay(tmp_path: Path) -> None:
-    """As a user's, or those of a version that locked none."""
-    for name in ("ddpscale-runs", "ddpscale-logs-x"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").touch()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / LOCK).touch()
-    (tmp_path / "ddpscale-file").touch()
-    assert remove_orphans([tmp_path, tmp_path / "none"]) == []
-    assert len([*tmp_path.rglob("*")]) == 7
-
-
-def test_links_are_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / LOCK).touch()
+def test_folders_without_an_owner_of_ours_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user's, or those of a version that locked none; where the lock is a link or a pipe; another user's."""
+    for name in (
+        "ddpscale-runs/run.json",
+        "ddpscale-logs-x/run.json",
+        f"other/{LOCK}",
+        f"precious/{LOCK}",
+        "ddpscale-1",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
     (tmp_path / "ddpscale-ranks-1").symlink_to("precious")
-    (tmp_path / "ddpscale-ranks-2").mkdir()
+    for number in "23":
+        (tmp_path / f"ddpscale-ranks-{number}").mkdir()
     (tmp_path / "ddpscale-ranks-2" / LOCK).symlink_to(tmp_path / "precious" / LOCK)
-    assert remove_orphans([tmp_path]) == []
-    assert (tmp_path / "precious" / LOCK).exists()
-
-
-def test_a_pipe_in_the_place_of_the_lock_is_left(tmp_path: Path) -> None:
-    (tmp_path / "ddpscale-ranks-1").mkdir()
-    os.mkfifo(tmp_path / "ddpscale-ranks-1" / LOCK)
-    assert remove_orphans([tmp_path]) == []
-
-
-def test_another_users_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "ddpscale-ranks-1").mkdir()
-    (tmp_path / "ddpscale-ranks-1" / LOCK).touch()
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert remove_orphans([tmp_path]) == []
+    os.mkfifo(tmp_path / "ddpscale-ranks-3" / LOCK)
+    assert remove_orphans([tmp_path, tmp_path / "none"]) == []
+    assert len([*tmp_path.rglob("*")]) == 14
+    (tmp_path / "ddpscale-ranks-4").mkdir()
+    (tmp_path / "ddpscale-ranks-4" / LOCK).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert remove_orphans([tmp_path]) == []
+    assert remove_orphans([tmp_path]) == [tmp_path / "ddpscale-ranks-4"]
 
 
 def test_a_folder_that_is_taken_for_an_orphan_before_it_is_locked_is_made_again(

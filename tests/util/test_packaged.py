@@ -12,12 +12,6 @@ import pytest
 
 import pytest_ddpscale.util.packaged
 from pytest_ddpscale.util.packaged import packaged
-from tests.rows import rows
-
-
-@rows("name", ["thresholds.yaml", "acceptance", "slurm"])
-def test_what_ships_is_there(name: str) -> None:
-    assert packaged(name).exists()
 
 
 @pytest.fixture
@@ -30,15 +24,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_packages_own_copy_comes_before_a_neighbour_of_that_name(package: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"slurm is missing beside .*: reinstall pytest-ddpscale"):
+        packaged("slurm")
     (package.parent / "slurm").mkdir()
     assert packaged("slurm") == package.parent / "slurm"
     (package / "slurm").mkdir()
     assert packaged("slurm") == package / "slurm"
-
-
-def test_an_incomplete_installation_says_so(package: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"thresholds\.yaml is missing beside .*: reinstall pytest-ddpscale"):
-        packaged("thresholds.yaml")
 
 
 def test_a_zip_archive_is_refused_in_one_line_by_both_commands_and_left_alone_by_others(tmp_path: Path) -> None:
