@@ -15,7 +15,6 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.settings import (
     OPTIONS,
-    REMOVED_OPTIONS,
     Option,
     Settings,
     refuse_unread_variables,
@@ -43,7 +42,7 @@ TOGETHER: list[dict[str, Any]] = [
     {"ddp_resume": RUN, "ddp_judge": OTHER}, {"ddp_resume": RUN, "ddp_run_dir": OTHER}, {"ddp_rehearse": True},
     {"ddp_rehearse": True, "ddp_judge": RUN}, {"ddp_rehearse": True, "ddp_resume": RUN}, {"ddp_block": "301s"},
     {"ddp_block": "40s", "ddp_inactivity_limit": "60s"}, {"ddp_warm_up": "301s"}, {"ddp_note": ["a=1", "b=2", "a=3"]},
-    {"ddp_note": ["a=1", ""]}, {"ddp_launches": "3"},
+    {"ddp_note": ["a=1", ""]},
 ]  # fmt: skip
 
 
@@ -129,12 +128,10 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(a
             read(typed(option, ""))
 
 
-@rows("option", [*OPTIONS.values(), *REMOVED_OPTIONS])
+@rows("option", OPTIONS.values())
 def test_a_variable_that_is_not_read_is_refused_with_what_to_write(option: Option) -> None:
     refuse_unread_variables({option.variable: ""})
     instead = f"{option.flag}.* on the command line, or {option.name} in the ini file"
-    if option.about == "removed":
-        instead = "instead: runs on several days"
     if not option.in_environment:
         with pytest.raises(OptionError) as raised:
             refuse_unread_variables({option.variable: "0"})
@@ -150,7 +147,8 @@ def test_the_environment_has_what_the_slurm_scripts_take_and_no_more() -> None:
     assert {one for one, is_read in variables.items() if is_read} == taken & variables.keys()
     refuse_unread_variables({f"DDPSCALE_{name}": "x" for name in ("SKU", "RUNS", "ARGS", "LAB", "HOST", "GANG")})
     refuse_unread_variables({name: "x" for name, is_read in variables.items() if is_read})
-    assert told("history", environ={"DDPSCALE_HISTORY": "a\0"}).startswith("DDPSCALE_HISTORY: found 'a")
+    refused = told("history", environ={"DDPSCALE_HISTORY": "~nobody-by-this-name/f"})
+    assert refused.startswith("DDPSCALE_HISTORY: found '~nobody")
 
 
 def test_whether_a_sku_was_given_counts_auto() -> None:

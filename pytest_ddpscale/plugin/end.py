@@ -86,8 +86,6 @@ def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSessi
     told.problems = _conclude(session, acceptance, interrupted, one_line(str(stopped)) if stopped else "")
     judgement = told.judgement
     if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        if exitstatus == pytest.ExitCode.INTERRUPTED and judgement is not None:
-            _count_verdicts(session, judgement)
         return  # pytest itself reports that it did not finish
     if judgement is not None:
         _show_blockers(session, judgement)
@@ -136,18 +134,6 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
         log(report=report)
         if terminal is not None:
             terminal.stats.setdefault("xfailed" if judgement.rehearsed else "failed", []).append(report)
-
-
-def _count_verdicts(session: pytest.Session, judgement: Judgement) -> None:
-    """Have the last line of an interrupted session count the verdicts that no item showed."""
-    if (terminal := _terminal(session)) is None:
-        return
-    reports = [one for some in terminal.stats.values() for one in some]
-    shown = {dict(getattr(one, "user_properties", ())).get("requirement") for one in reports}
-    for verdict in judgement.verdicts:
-        if one_line(verdict.id) not in shown:
-            kind = "failed" if judgement.is_blocked_by(verdict) else "passed" if verdict.passed else "xfailed"
-            terminal.stats.setdefault(kind, []).append(_own_report(verdict.id, verdict.reason))
 
 
 def _terminal(session: pytest.Session) -> Any:

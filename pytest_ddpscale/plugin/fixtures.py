@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -24,8 +22,7 @@ if TYPE_CHECKING:
 _LOG_EVERY_S = 60.0
 
 
-@dataclass(eq=False, repr=False)  # every pytest session creates the class, so keep that fast
-class Run:
+class Run(NamedTuple):  # every pytest session creates the class, so keep that fast
     """The measurements of this session, made when first needed, with progress shown to the listener."""
 
     session: AcceptanceSession
@@ -66,8 +63,7 @@ class RequirementNotMet(AssertionError):
         self.verdict = verdict
 
 
-@dataclass(eq=False, repr=False)
-class ItemVerdict:
+class ItemVerdict(NamedTuple):
     """The verdict on one item's requirement, measured and judged when first needed."""
 
     requirement: JudgeableRequirement
@@ -77,7 +73,7 @@ class ItemVerdict:
         """Short, as in `Run`."""
         return f"<verdict on {self.requirement.case.id}>"
 
-    @cached_property
+    @property
     def verdict(self) -> Verdict:
         """Outcome, value, interval, bound and culprits."""
         session = self.run.session
@@ -108,8 +104,7 @@ class ItemVerdict:
             raise RequirementNotMet(self.verdict, self.explain())
 
 
-@dataclass(eq=False, repr=False)
-class JudgeableRequirement:
+class JudgeableRequirement(NamedTuple):
     """One requirement of thresholds.yaml, the value of the `requirement` fixture."""
 
     case: AnyCase

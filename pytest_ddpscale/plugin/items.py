@@ -44,7 +44,7 @@ SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
 TOLD: pytest.StashKey[Told] = pytest.StashKey()
 # With any of these options pytest runs no test, so nothing is measured or concluded.
 _NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
-_ONE_PROCESS = "because all requirements are judged on one measurement, and each process would measure anew"
+EMPTY = object()  # the parameter of a test whose metrics no requirement has
 
 
 @contextmanager
@@ -114,10 +114,14 @@ def wrapped(config: pytest.Config, lines: Iterable[str]) -> list[str]:
     return [line for one in broken for line in one]
 
 
+def asked_for(item: pytest.Item | pytest.Collector) -> object:
+    """The parameter of a test's fixture `requirement`; None if it has none."""
+    return getattr(getattr(item, "callspec", None), "params", {}).get("requirement")
+
+
 def case_of(item: pytest.Item) -> AnyCase | None:
     """The requirement that an item judges; None if it judges none."""
-    callspec = getattr(item, "callspec", None)
-    case = callspec.params.get("requirement") if callspec is not None else None
+    case: Any = asked_for(item)
     return case if hasattr(case, "requirement") else None
 
 
@@ -131,14 +135,6 @@ def uses(item: pytest.Item, fixture: str) -> bool:
 def may_measure(item: pytest.Item) -> bool:
     """Whether measuring may happen in a test: it judges a requirement, or uses `run`."""
     return case_of(item) is not None or uses(item, "run")
-
-
-def is_empty(item: pytest.Item | pytest.Collector) -> bool:
-    """Whether pytest made this item for a metric without requirements."""
-    params = getattr(getattr(item, "callspec", None), "params", ())
-    if not isinstance(item, pytest.Item) or "requirement" not in params:
-        return False
-    return uses(item, "requirement") and case_of(item) is None
 
 
 def marked_metrics(definition: pytest.Function) -> set[str]:
@@ -171,19 +167,15 @@ def refuse_options(config: pytest.Config) -> None:
             "disturb each other. Run without -n (torchrun starts the ranks), or with -p no:xdist."
         )
     if _has(config, "pytest_forked") and config.getoption("forked", None):
-        raise _refused_fork("active with --forked", "without --forked")
+        raise pytest.UsageError(
+            "pytest-forked is active with --forked; expected one pytest process, because each would measure anew. "
+            "Run without --forked."
+        )
     if sys.flags.optimize and config.getoption("assertmode", "rewrite") == "plain":
         raise pytest.UsageError(
             "python -O with --assert=plain drops every assert, so a site's own test could not fail. "
             "Run without -O, or without --assert=plain."
         )
-
-
-def refuse_marks(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse the same of single tests that measure. Raises pytest.UsageError."""
-    for item in items if _has(config, "pytest_forked") else ():
-        if may_measure(item) and item.get_closest_marker("forked"):
-            raise _refused_fork(f"asked for by the mark 'forked' of {item.nodeid}", "without that mark")
 
 
 def lift_time_limit(item: pytest.Item) -> None:
@@ -195,10 +187,6 @@ def lift_time_limit(item: pytest.Item) -> None:
     is_limited = _has(item.config, "timeout", "pytest_timeout")  # by its entry point, and by -p
     if is_limited and may_measure(item) and item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(0))
-
-
-def _refused_fork(found: str, instead: str) -> pytest.UsageError:
-    return pytest.UsageError(f"pytest-forked is {found}; expected one pytest process, {_ONE_PROCESS}. Run {instead}.")
 
 
 def _has(config: pytest.Config, *names: str) -> bool:

@@ -104,7 +104,7 @@ def find_source(site: Site) -> EvidenceSource:
     if earlier is not None:
         sku = measured_sku(thresholds, settings, earlier)
         if earlier.is_only_begun:  # killed before it had a plan: measure a new run in its place
-            site = replace(site, settings=replace(settings, resume=None, run_dir=earlier.path))
+            site = replace(site, settings=settings._replace(resume=None, run_dir=earlier.path))
             earlier = None
         else:
             unfinished(earlier)  # refused before this machine is looked at

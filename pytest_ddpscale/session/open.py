@@ -218,7 +218,7 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     settings, skus = site.settings, thresholds.thresholds.skus
     cluster = launcher_for(settings, os.environ).cluster(plans_only=site.collect_only)
     if cluster.slots is not None and settings.gpus_per_node is None:
-        settings = replace(settings, gpus_per_node=cluster.slots)
+        settings = settings._replace(gpus_per_node=cluster.slots)
         site = replace(site, settings=settings)
     no_devices_here = site.collect_only or cluster.is_elsewhere
     if sku == AUTO and cluster.is_elsewhere and not site.collect_only:
@@ -245,7 +245,7 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
         raise silent[0]
     if some_are_gone:  # a fault of the node, with a verdict, not a mistake on the command line
         problems.append(f"{len(gpus)} GPUs are visible here, {asked} were requested")
-        settings = replace(settings, gpus_per_node=None, world_sizes=None)
+        settings = settings._replace(gpus_per_node=None, world_sizes=None)
     per_node = devices_per_node(
         settings, subject.device_type, len(gpus), collect_only=site.collect_only, cluster=cluster
     )

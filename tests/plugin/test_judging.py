@@ -263,7 +263,6 @@ class TestPytestReport:
         [
             ("raise KeyboardInterrupt", ""),
             ("pytest.exit('enough')", "--json-report --json-report-file=own.json"),
-            ("raise KeyboardInterrupt", "--json-report --json-report-file=own.json --json-report-summary"),
         ],
     )
     def test_has_no_pass_of_an_interrupted_test(self, site: Site, ending: str, arguments: str) -> None:

@@ -10,6 +10,8 @@ from tests.plugin.site import REQUIREMENTS, Site, assert_refused, output_of
 def test_a_misspelt_option_is_refused_with_the_one_it_resembles(site: Site) -> None:
     assert_refused(result := site.run("--sku=cpu", "acceptance"), "usage: ")
     assert "unrecognized arguments: --sku=cpu\n  ddpscale: did you mean '--gpu-sku'?\n" in output_of(result)
+    gone = site.run("--ddp-launches=3", "acceptance")
+    assert "  ddpscale: runs on several days, which ddpscale compare and the history" in output_of(gone)
 
 
 def test_pytest_alone_where_no_test_is_says_how_to_begin(site: Site) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.site import REQUIREMENTS, WEAK_8, Site, assert_no_crash, assert_refused, outcome_line, thresholds_with
+from tests.plugin.site import REQUIREMENTS, WEAK_8, Site, assert_no_crash, outcome_line, thresholds_with
 
 # As pytest-rich and pytest-custom-exit-code do.
 CONFTEST = """
@@ -29,27 +29,6 @@ def test_who_removes_the_reporter_and_forgives_failures_hides_no_rejection(site:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert outcome_line(result).startswith("REJECTED: weak_scaling_efficiency[resnet152-fp16-8gpu] is ")
     assert "report: measured/report.html" in result.outlines
-
-
-MARKS = """
-import pytest
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "forked: in a process of its own")
-    config.pluginmanager.register(object(), "pytest_forked")
-
-def pytest_itemcollected(item):
-    item.add_marker(pytest.mark.forked)
-"""
-
-
-def test_marks_that_run_a_test_apart_from_the_others_are_refused(site: Site) -> None:
-    """pytest-forked's, here without its option."""
-    site.write("conftest.py", MARKS)
-    site.measured()
-    before = site.files()
-    assert_refused(site.judge(), "pytest-forked is asked for by the mark 'forked' of acceptance/", "without that mark")
-    assert site.files() == before
 
 
 def test_items_that_come_twice_are_judged_once(site: Site) -> None:
