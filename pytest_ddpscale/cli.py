@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -189,21 +189,17 @@ def _later(commands: Commands, name: str, module: str, explanation: str) -> None
 def _complete(parser: argparse.ArgumentParser) -> None:
     """Print completions for the shell and end the process."""
     import argcomplete
+    from argcomplete.completers import FilesCompleter
 
-    for _, command in commands_of(parser):
-        assert isinstance(command, CommandParser)
-        command.complete()
-        for action in command._actions:
-            if "--gpu-sku" in action.option_strings:
-                vars(action)["completer"] = _sku_names
-    argcomplete.autocomplete(parser)
+    def offered(action: argparse.Action, prefix: str, **_: object) -> Iterable[str]:
+        if "--gpu-sku" not in action.option_strings:
+            return FilesCompleter()(prefix)
+        from pytest_ddpscale.thresholds.loading import load_thresholds
 
+        skus = load_thresholds(usual_thresholds()).thresholds.skus
+        return {*skus, *(alias for sku in skus.values() for alias in sku.aliases)}
 
-def _sku_names(**_: object) -> list[str]:
-    from pytest_ddpscale.thresholds.loading import load_thresholds
-
-    skus = load_thresholds(usual_thresholds()).thresholds.skus
-    return sorted({*skus, *(alias for sku in skus.values() for alias in sku.aliases)})
+    argcomplete.autocomplete(parser, default_completer=offered)  # type: ignore[arg-type]
 
 
 def _import_paik(arguments: argparse.Namespace) -> None:
