@@ -24,7 +24,7 @@ from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
 from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, commands_of, parsed
 from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.nearest import did_you_mean
-from pytest_ddpscale.util.packaged import THRESHOLDS, refuse_archive, usual_thresholds
+from pytest_ddpscale.util.packaged import THRESHOLDS, usual_thresholds
 
 GANG_FAILED = 3
 INTERRUPTED = 130  # the shells' code for Ctrl-C
@@ -78,7 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complete(parser)
     arguments = parsed(parser, argv)
     try:
-        refuse_archive()
         return arguments.run(arguments) or 0
     except (BadInput, GangError) as error:
         print(f"ddpscale: {error}", file=sys.stderr)
@@ -131,17 +130,16 @@ def parser_of_commands() -> argparse.ArgumentParser:
     add = _command(commands, "explain", _explain, "what a cause of a report is, and what to do about it").add_argument
     add("cause", metavar="ID", help="as reports name it, such as slow-gpu")
     what, variable = "show what nodes reached in earlier runs, and whether they still do", OPTIONS["history"].variable
-    add = _command(commands, "history", _history, what).add_argument
-    add("node", nargs="?", metavar="NODE", help="default: a line for every node")
+    command = _command(commands, "history", _history, what)
+    add, either = command.add_argument, command.add_mutually_exclusive_group().add_argument
+    either("node", nargs="?", metavar="NODE", help="default: a line for every node")
     add("--history", type=Path, metavar="FILE", default=os.environ.get(variable) or None,
         help="history file, one per cluster since nodes are known by name; default: "
              f"${variable}, else ddpscale-runs/history.sqlite here")  # fmt: skip
     add("--gpu-sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
     add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
-    add("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
-        help="add judged runs, each once; print only what was added")  # fmt: skip
-    add("--forget", metavar="NODE",
-        help="remove what a node reached, as after an update: its next runs become a new baseline")  # fmt: skip
+    either("--add", type=Path, nargs="+", metavar="RUN_DIR", help="add judged runs, each once; print what was added")
+    either("--forget", metavar="NODE", help="remove what a node reached: its next runs become a new baseline")
     add_calibrate(commands)
     add_compare(commands)
     _later(commands, "simulate", "simulate.simulate_command",
@@ -316,13 +314,9 @@ def _history(arguments: argparse.Namespace) -> int:
 
     file, node, sku, gone = arguments.history or DEFAULT_HISTORY, arguments.node, arguments.gpu_sku, arguments.forget
     if arguments.add:
-        if (node, sku, gone) != (None, None, None):
-            raise OptionError("--add", "found NODE, --gpu-sku or --forget with it", "run directories only")
         words = {"added": "added", "replaced": "replaced the earlier version", "known": "already in the history"}
         return _each(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}"))
     if gone is not None:
-        if node is not None:
-            raise OptionError("--forget", f"found {node!r} beside it", "one node")
         print(f"{gone}: {count_text(forget(file, gone, sku), 'run')} forgotten")
         return 0
     nodes = read_histories(file, sku, node)

@@ -32,7 +32,7 @@ LONGEST_S = 30 * 86_400.0
 LONGEST_BLOCK_S = 600.0
 SHORTEST_BLOCK_S = 0.01
 # Arguments of srun that this package sets itself: task counts, the streams that carry the protocol, and the job name.
-_OURS = r"(--nodes|--ntasks(-per-\w+)?|--export|--input|--output|--error|--job-name)(=|$)|-[NnioeJ]"
+_OURS = r"--(nodes|ntasks|export|input|output|error|job-name)\b|-[NnioeJ]"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 T = TypeVar("T")
@@ -228,7 +228,7 @@ def notes_of_run(text: str) -> tuple[tuple[str, str], ...]:
     lines = [line.partition("=") for line in text.splitlines() if line.strip()]
     notes = {key: value.strip() for key, _, value in lines if re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,39}", key)}
     if len(notes) < len(lines) or not all(notes.values()):
-        raise ValueError("KEY=VALUE such as ticket=OPS-7, each key once, a word of letters, digits, _ and -")
+        raise ValueError("KEY=VALUE such as ticket=OPS-7, KEY of letters, digits, _ and -, once")
     return tuple(notes.items())
 
 
@@ -267,30 +267,30 @@ class Settings(NamedTuple):
     """The user's options, one field each, times in seconds; `sku_was_given` tells a typed ``auto`` from the default."""
 
     gpu_sku: str = _option("--gpu-sku", "SKU", str, "one run",
-        "GPU model to judge by, a name or alias in the thresholds file, or auto (from NVML)", default=AUTO)
+        "GPU model to judge by, as the thresholds file names it, or auto (from NVML)", default=AUTO)
     thresholds: Path | None = _option("--thresholds", "FILE", path, "one run",
-        "thresholds file; default: thresholds.yaml here, in rootdir, else the packaged one; "
+        "thresholds file; default: thresholds.yaml here, in rootdir, else packaged; "
         "with --ddp-judge the file of the run's latest session", in_environment=True)
     run_dir: Path | None = _option("--ddp-run-dir", "DIR", path, "one run",
-        "directory for measurements, verdicts and reports; default: ddpscale-runs/<UTC time>-<sku>")
+        "directory of the run; default: ddpscale-runs/<UTC time>-<sku>")
     judge: Path | None = _option("--ddp-judge", "RUN_DIR", path, "one run",
         "judge an earlier run's measurements; measure nothing")
     rehearse: bool = _option("--ddp-rehearse", None, on_or_off, "one run",
-        "with --ddp-judge of a simulated run: exit as if its machine had been measured; it is never accepted")
+        "with --ddp-judge of a simulated run: exit as if it had been measured")
     resume: Path | None = _option("--ddp-resume", "RUN_DIR", path, "one run",
         "continue an interrupted run: measure only what is missing")
     launcher: str = _option("--ddp-launcher", "NAME", str, "measuring",
         f"how ranks start: {', '.join(LAUNCHERS)}; auto: ssh with --ddp-hosts, exec with "
         "--ddp-exec, slurm with several nodes or --ddp-slurm-args, else torchrun", default=AUTO)
     hosts: str | Path | None = _option("--ddp-hosts", "n1,n[2-4]|@FILE", hosts_or_file, "measuring",
-        "machines to use, reached by ssh or --ddp-exec; or @ and a file with a name a line, "
+        "machines to use, by ssh or --ddp-exec; or @ and a file with a name a line, "
         "or an OpenMPI or MPICH hostfile with slots")
     exec: tuple[str, ...] = _option("--ddp-exec", '"COMMAND {host}"', words_of_command, "measuring",
-        'command that reaches a host instead of ssh, such as "kubectl exec -i {host} --"', default="")
+        'command that reaches a host instead of ssh: "kubectl exec -i {host} --"', default="")
     remote_python: str | None = _option("--ddp-remote-python", "PATH", str, "measuring",
-        "Python on hosts reached by ssh or --ddp-exec; default: the one that runs pytest")
+        "Python on hosts reached by ssh or --ddp-exec; default: that of pytest")
     nodes: int | None = _option("--ddp-nodes", "N", whole(MOST_NODES), "measuring",
-        "number of nodes to use; default: all named nodes, all of the Slurm allocation, else 1")
+        "number of nodes; default: all named, all of the Slurm allocation, else 1")
     gpus_per_node: int | None = _option("--ddp-gpus-per-node", "N", whole(MOST_PER_NODE), "measuring",
         "GPUs (CPU: ranks) to use per node; default: all")
     world_sizes: tuple[int, ...] | None = _option("--ddp-world-sizes", "1,2,4", some_world_sizes, "one run",
@@ -304,30 +304,30 @@ class Settings(NamedTuple):
     budget_s: float | None = _option("--ddp-budget", "10m", duration_s, "measuring",
         "wall time for measuring; requirements undecided by then are inconclusive")
     inactivity_limit_s: float = _option("--ddp-inactivity-limit", "10m", duration_s, "measuring",
-        "end a gang of ranks that has recorded nothing for this long; 10m at least for imports", default="10m")
+        "end a gang that has recorded nothing for this long; at least 10m for imports", default="10m")
     unfit: str = _option("--ddp-unfit", "|".join(UNFIT), one_of(*UNFIT), "measuring",
-        "nodes that fail a check before launch: measure them anyway, leave them out, or stop without measuring",
+        "nodes that fail a check before launch: measure, leave out, or stop",
         default=MEASURE)
     history: Path | None = _option("--ddp-history", "FILE", path, "judging",
-        "SQLite file with earlier results of this site's nodes; default: ddpscale-runs/history.sqlite here",
+        "SQLite file of earlier results; default: ddpscale-runs/history.sqlite here",
         in_environment=True)
     confidence: float = _option("--ddp-confidence", "0.95", confidence_level, "judging",
         "confidence of the intervals", default="0.95")
     rounds: int | None = _option("--ddp-rounds", "N", number_of_rounds, "measuring",
-        "most rounds of a study, at least 8; default: 32 (probes: 16); a study ends early once all is decided")
+        "most rounds of a study, 8 or more; default: 32 (probes: 16)")
     block_s: float | None = _option("--ddp-block", "3s", block_length_s, "measuring",
         "length of a timed block; default: 2s on GPU, 0.75s on CPU")
     warm_up_s: float | None = _option("--ddp-warm-up", "SECONDS", length_of_warm_up_s, "measuring",
-        "train all GPUs in one stretch before the rounds; a pace that falls by its end counts; "
+        "train all GPUs in one stretch before the rounds; a pace that falls counts; "
         "0 for none; default: 120 on GPUs where throughput is judged, else 0")
     profile_steps: int | None = _option("--ddp-profile", "N", number_of_profiled_steps, "measuring",
-        "profile N steps of each arm with torch.profiler, each study in a fresh gang; 5 if omitted", alone="5")
+        "profile N steps of each arm, each study in a fresh gang; 5 if omitted", alone="5")
     nvtx: bool = _option("--ddp-nvtx", None, on_or_off, "measuring",
         "add NVTX ranges for nsys around steps and their parts, in timed rounds too")
     allow_incomplete: bool = _option("--ddp-allow-incomplete", None, on_or_off, "judging",
         "exit 0 even if a selected requirement was not measured")
     note: tuple[tuple[str, str], ...] = _option("--ddp-note", "KEY=VALUE", notes_of_run, "one run",
-        "note for the report, repeatable: operator=NAME (who measures, resumes or judges), "
+        "note for the report, repeatable: operator=NAME (of who runs pytest), "
         "site=PLACE, ticket=ID or any key; with --ddp-judge for the new report only", repeats=True)
     sku_was_given: bool = False
 # fmt: on
@@ -416,5 +416,5 @@ def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
         raise OptionError(given["rehearse"].where, "found alone", "--ddp-judge=RUN_DIR of a simulated run with it")
     for name, value_s in (("block_s", settings.block_s), ("warm_up_s", settings.warm_up_s)):
         if (value_s or 0.0) > settings.inactivity_limit_s / 2:
-            expected = f"at most half of --ddp-inactivity-limit, which is {settings.inactivity_limit_s:g} s"
+            expected = f"at most half of --ddp-inactivity-limit ({settings.inactivity_limit_s:g} s)"
             raise _refused(given[name].where, given[name].text, expected)

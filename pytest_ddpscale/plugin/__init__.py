@@ -18,14 +18,14 @@ from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F
 from pytest_ddpscale.plugin.items import EMPTY, SESSION, SETTINGS, SOURCE, TOLD, Told, asked_for, case_of, source_of
 from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.settings import OPTIONS, settings_from
-from pytest_ddpscale.util.packaged import packaged, refuse_archive
+from pytest_ddpscale.util.packaged import packaged
 
 ACCEPTANCE = "acceptance"
 _REFUSED = "ddpscale_refusal"  # key under which an xdist worker leaves its error
 _NOTHING_ASKED = (
-    "no test here uses `requirement`, so nothing would be measured or judged; expected the acceptance tests. "
-    "Run them with `pytest --gpu-sku=SKU --pyargs pytest_ddpscale.acceptance`, or copy them with "
-    "`ddpscale init DIR`."
+    "no test here uses `requirement`, so nothing would be judged. Name the tests: "
+    "`pytest --gpu-sku=SKU --pyargs pytest_ddpscale.acceptance`, "
+    "or copy them with `ddpscale init DIR`."
 )
 
 
@@ -61,11 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
     with of_items.usage_errors():
         settings = settings_from(vars(config.option), ini)
-        is_used = settings.sku_was_given or settings.judge is not None or settings.resume is not None
-        if is_used:
-            refuse_archive()
     config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
-    if is_used:
+    if settings.sku_was_given or settings.judge or settings.resume:
         of_items.refuse_options(config)
     # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
     if _was_asked(config):
@@ -167,7 +164,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     source = config.stash.get(SOURCE, None)
     is_picky = config.option.keyword or config.option.markexpr or config.args_source == pytest.Config.ArgsSource.ARGS
     if not (items or is_picky or _was_asked(config)):
-        return ["ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine, `pytest --gpu-sku=cpu` its CPU"]
+        return ["ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine, =cpu its CPU"]
     if source is None or source.plan is None:
         return []
     from pytest_ddpscale.report.listings import plan_lines, shortened
@@ -235,9 +232,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = concluded  # no other plugin forgives a machine, or a session in which nothing ran
         # Another plugin (pytest-rich) has removed pytest's reporter, and with it its hooks.
-        plugins, judgement = config.pluginmanager, config.stash[TOLD].judgement
-        if judgement and not (plugins.hasplugin("terminalreporter") or plugins.is_blocked("terminal")):
-            print_summary(pytest.TerminalReporter(config, sys.stdout), config, judgement)
+        plugins = config.pluginmanager
+        is_shown = plugins.hasplugin("terminalreporter") or plugins.is_blocked("terminal")
+        if config.stash[TOLD].judgement and not is_shown:
+            print_summary(pytest.TerminalReporter(config, sys.stdout), config)
     finally:
         source.release()
     return result
@@ -249,22 +247,17 @@ def pytest_terminal_summary(
 ) -> Generator[None, None, None]:
     """Print the outcome and its reason; without -v pytest itself does not print failures by verdict."""
     told = config.stash[TOLD]
-    if told.judgement is None or config.get_verbosity() > 0:
-        yield
-    else:
-        from pytest_ddpscale.plugin.end import only_other_failures
-
-        with only_other_failures(terminalreporter):
-            yield
-    if told.workers_refusal:
-        terminalreporter.write_line(f"ERROR: {told.workers_refusal}", red=True)
     if told.judgement is None:
+        yield
         for problem in told.problems:
             terminalreporter.write_line(f"ddpscale: {problem}", red=True)
     else:
-        from pytest_ddpscale.plugin.end import print_summary
+        from pytest_ddpscale.plugin.end import summarized
 
-        print_summary(terminalreporter, config, told.judgement)
+        with summarized(terminalreporter, config):
+            yield
+    if told.workers_refusal:
+        terminalreporter.write_line(f"ERROR: {told.workers_refusal}", red=True)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -277,7 +270,7 @@ def pytest_testnodedown(node: Any) -> None:
 def _was_asked(config: pytest.Config) -> bool:
     """Whether the command line asks for a judgement."""
     option = config.option
-    return any(given is not None for given in (option.gpu_sku, option.ddp_judge, option.ddp_resume))
+    return bool(option.gpu_sku or option.ddp_judge or option.ddp_resume)
 
 
 def _default_to_acceptance_tests(config: pytest.Config) -> None:

@@ -30,7 +30,6 @@ class Told:
         self.refusal: pytest.UsageError | None = None  # error found during collection
         self.workers_refusal = ""  # error of an xdist worker
         self.spoiled: list[Blocker] = []  # items that were skipped, or failed for another reason than a verdict
-        self.timed_out = ""  # which time-out ended a test that may have been measuring
         self.shown: list[str] = []  # names of blockers that an item shows as a failure
         self.judgement: Judgement | None = None  # set once the run is concluded
         self.record: RunRecord | None = None  # of the concluded run
@@ -128,8 +127,8 @@ def case_of(item: pytest.Item) -> AnyCase | None:
 def uses(item: pytest.Item, fixture: str) -> bool:
     """Whether a test uses this plugin's fixture of that name, not one of its own project."""
     info: Any = getattr(item, "_fixtureinfo", None)
-    fixtures: Any = info.name2fixturedefs.get(fixture, ()) if info is not None else ()
-    return len(fixtures) > 0 and fixtures[-1].func.__module__ == f"{__package__}.fixtures"
+    found: Any = info and info.name2fixturedefs.get(fixture)
+    return bool(found) and found[-1].func.__module__ == f"{__package__}.fixtures"
 
 
 def may_measure(item: pytest.Item) -> bool:
@@ -163,17 +162,17 @@ def refuse_options(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None) or config.getoption("tx", None):
         raise pytest.UsageError(
-            "pytest-xdist is active with workers; expected one pytest process, because measurements of several would "
-            "disturb each other. Run without -n (torchrun starts the ranks), or with -p no:xdist."
+            "pytest-xdist is active with workers; expected one pytest process, "
+            "as several would disturb each other. Run without -n, or with -p no:xdist."
         )
     if _has(config, "pytest_forked") and config.getoption("forked", None):
         raise pytest.UsageError(
-            "pytest-forked is active with --forked; expected one pytest process, because each would measure anew. "
-            "Run without --forked."
+            "pytest-forked is active with --forked; expected one pytest process, "
+            "as each would measure anew. Run without --forked."
         )
     if sys.flags.optimize and config.getoption("assertmode", "rewrite") == "plain":
         raise pytest.UsageError(
-            "python -O with --assert=plain drops every assert, so a site's own test could not fail. "
+            "python -O with --assert=plain drops asserts, so no own test could fail. "
             "Run without -O, or without --assert=plain."
         )
 

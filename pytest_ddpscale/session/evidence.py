@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -251,11 +249,9 @@ class EvidenceSource:
             return
         raise OptionError(
             "--ddp-resume",
-            f"{devices} devices on {fresh.nodes} nodes can be used here, but {run.path} was started with {before} on "
-            f"{plan.nodes}",
-            "the same",
-            "Resume it on the same machines with the same options "
-            f"(--ddp-nodes={plan.nodes} --ddp-gpus-per-node={plan.layout.ranks_per_node}), or start a new run.",
+            f"{devices} devices on {fresh.nodes} nodes are here, not {before} on {plan.nodes}",
+            "those that the run was started with",
+            f"Type --ddp-nodes={plan.nodes} --ddp-gpus-per-node={then[1]}, or start a new run.",
         )
 
     def _go_on(self) -> None:
@@ -265,8 +261,6 @@ class EvidenceSource:
         self.missing, self.plan_to_measure = missing, self.plan.part(missing) if missing else None
         planned = len(self.plan.study_ids)
         kept = f"{planned - len(missing)} of {planned} studies were measured and are kept"
-        if not missing:
-            kept = f"all {planned} studies were measured, so nothing is measured now"
         self.announcement = f", and resumes {run.path}: {kept}"
 
     def open_run(self) -> None:
@@ -455,15 +449,7 @@ class EvidenceSource:
 
     def _read(self) -> Evidence:
         """The evidence in the measured run. Raises RunDirectoryError."""
-        # The evidence lives as long as the session, so freeze it to spare the garbage collector. Not if other tests
-        # have loaded triton, which prints warnings at exit about objects that are never collected.
-        gc.disable()
-        try:
-            return read_evidence(self.measured_run, self.writing_problem or DIED)
-        finally:
-            gc.enable()
-            if "triton" not in sys.modules:
-                gc.freeze()
+        return read_evidence(self.measured_run, self.writing_problem or DIED)
 
     def _read_earlier(self) -> Evidence:
         """The evidence in another session's run; also checks its baseline, so that a broken one is refused early and
@@ -485,7 +471,7 @@ class EvidenceSource:
                     why = f"the verdicts.json of the run itself rejects it ({judged.reason})"
                     yield f"only a part is judged here: {why}"
             if record.is_unfinished:
-                yield f"run.json says {record.status}: its session did not end regularly, or still runs"
+                yield f"run.json says {record.status}: its session still runs, or was killed"
             yield from record.notes
         if unseen := remark_on_unseen_loss(self.subject.device_type, self.cases, self.selected):
             yield unseen
@@ -531,7 +517,7 @@ def unfinished(run: RunDirectory) -> tuple[Sequence[AnyCase], dict[str, str]]:
     if measured_by != __version__:
         raise RunDirectoryError(
             str(run.path), f"was measured by pytest-ddpscale {measured_by}", f"version {__version__}, which runs here",
-            "Rounds of two versions are not comparable: install that version to resume, or start a new run.",
+            "Rounds of two versions are not comparable: install that one, or start a new run.",
         )  # fmt: skip
     plan, measured, ends = run.read_plan(), studies_measured(records), ends_of(records)
     try:

@@ -271,5 +271,5 @@ def test_other_devices_are_refused_and_not_the_same_nor_a_laptop_that_only_plans
     for devices, nodes in ((3, 1), (2, 2), (4, 2)):
         with pytest.raises(OptionError, match=r"--ddp-nodes=1 --ddp-gpus-per-node=2") as refused:
             resumed(run, devices, Cluster(nodes))
-        assert f"{devices} devices on {nodes} nodes can be used here" in refused.value.found
+        assert f"{devices} devices on {nodes} nodes are here" in refused.value.found
     assert resumed(run, None).plan == resumed(run, 2).plan == run.read_plan()

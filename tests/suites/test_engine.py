@@ -168,7 +168,7 @@ def test_a_suite_of_ones_own_is_measured_told_again_and_resumed_by_the_same_comm
         said = refused(capsys, *other, "--ddp-resume=run")
         assert "run measures something else; expected the command and options that it was begun with" in said
     said = refused(capsys, *resumed, "--ddp-gpus-per-node=1")
-    assert "1 devices on 1 nodes can be used here, but run was started with 2 on 1" in said
+    assert "1 devices on 1 nodes are here, not 2 on 1" in said
 
 
 @pytest.mark.usefixtures("halves")
