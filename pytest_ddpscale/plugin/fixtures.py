@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_ddpscale.plugin.items import session_of, source_of, wrapped
+from pytest_ddpscale.plugin.items import session_of, source_of
 from pytest_ddpscale.util.printable import shell_line
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ def _progress(config: pytest.Config) -> Listener:
                 reporter.rewrite(line[: reporter._tw.fullwidth - 1], erase=True)
                 return
             reporter.ensure_newline()
-            for one in wrapped(config, [line]) if reporter.isatty else [line]:  # which stays one line in a log file
-                reporter.write_line(one)
+            reporter.write_line(line)
 
     if warning := load_warning(os.getloadavg()[0], os.cpu_count() or 1):
         show(warning, False)

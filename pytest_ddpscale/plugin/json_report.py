@@ -35,8 +35,7 @@ def report_as_json(session: pytest.Session, source: EvidenceSource) -> None:
         plugins.register(reporter)
         reporter.pytest_configure(config)
         reporter.pytest_sessionstart(session)
-    if getattr(config, "_json_report", None) is not None:
-        plugins.register(_Concluded(session, source))
+    plugins.register(_Concluded(session, source))
 
 
 class _Concluded:
@@ -46,7 +45,7 @@ class _Concluded:
         self._told, self._source = session.config.stash[TOLD], source
         self._requirements = {item.nodeid: case.id for item in session.items if (case := case_of(item))}
 
-    @pytest.hookimpl(trylast=True)  # after any other plugin that adds numbers
+    @pytest.hookimpl(optionalhook=True, trylast=True)  # after any other plugin that adds numbers
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
         """Add verdicts and outcome, turn interrupted tests into errors, and replace numbers that JSON lacks."""
         judgement = self._told.judgement
@@ -84,13 +83,6 @@ class _Concluded:
 def _values(verdict: Verdict) -> dict[str, object]:
     from pytest_ddpscale.report.words.verdicts import culprit_text
 
-    return {
-        "id": verdict.id,
-        "outcome": verdict.outcome,
-        "value": verdict.value,
-        "interval": verdict.interval,
-        "bound": dict(verdict.bound),
-        "unit": verdict.unit,
-        "margin": verdict.margin,
-        "culprits": [culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits],
-    }
+    names = ("id", "outcome", "value", "interval", "bound", "unit", "margin")
+    culprits = [culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits]
+    return {**{name: getattr(verdict, name) for name in names}, "culprits": culprits}
