@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,6 @@ from pytest_ddpscale.util.packaged import THRESHOLDS, usual_thresholds
 
 GANG_FAILED = 3
 INTERRUPTED = 130  # the shells' code for Ctrl-C
-_NOT_ALL_WELL = "something failed or could not be measured"
 # By the words of a command, after `ddpscale`.
 EXAMPLES = {
     "init": "init --gpu-sku b200 site",
@@ -57,15 +56,13 @@ EXAMPLES = {
     "suite whole-run": "suite whole-run --gpu-sku b200 --epochs 5 --batch 128",
     "suite convergence": "suite convergence --gpu-sku b200 --ranks 1,2,4,8 --loss 0.5",
 }
-# What exit code 1 means, for commands that have it.
-NOT_DONE = {
-    "report": f"of a suite's run: {_NOT_ALL_WELL}",
-    "compare": "with --fail-below: something is worse by more, or missing",
-    "find-max-batch": "no batch of some workload fits",
-    "tune": _NOT_ALL_WELL,
-    "suite": _NOT_ALL_WELL,
-}
-_STARTING_RANKS = ("find-max-batch", "tune", "suite")
+EXIT_CODES = """exit codes:
+    0  done
+    1  something failed, is missing, could not be measured, or is worse by more than asked
+    3  ranks failed
+    4  wrong option or other bad input
+  130  interrupted
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -150,23 +147,8 @@ def parser_of_commands() -> argparse.ArgumentParser:
     _later(commands, "make-dataset", "datasets.make_dataset", "write a folder of JPEG images to train on, by class")
     for words, command in commands_of(parser):
         example = f"example:\n  ddpscale {EXAMPLES[words]}\n\n" if words in EXAMPLES else ""
-        codes = [f"  {code:>3}  {meaning}" for code, meaning in _exit_codes(words)]
-        command.epilog = "\n".join([f"{example}exit codes:", *codes])
+        command.epilog = example + EXIT_CODES
     return parser
-
-
-def _exit_codes(words: str) -> Iterator[tuple[int, str]]:
-    """Exit codes of a command, of a group of commands, or without words of all, each with its meaning."""
-    first = words.partition(" ")[0]
-    yield 0, "done"
-    if not words:
-        yield 1, "not all is well: see the help of each command"
-    elif first in NOT_DONE:
-        yield 1, NOT_DONE[first]
-    if not words or first in _STARTING_RANKS:
-        yield GANG_FAILED, "ranks failed"
-    yield USER_ERROR, "wrong option or other bad input" + ("" if words in EXAMPLES else ", or no command")
-    yield INTERRUPTED, "interrupted"
 
 
 def _command(

@@ -165,7 +165,7 @@ def refuse_options(config: pytest.Config) -> None:
             "pytest-xdist is active with workers; expected one pytest process, "
             "as several would disturb each other. Run without -n, or with -p no:xdist."
         )
-    if _has(config, "pytest_forked") and config.getoption("forked", None):
+    if config.getoption("forked", None):
         raise pytest.UsageError(
             "pytest-forked is active with --forked; expected one pytest process, "
             "as each would measure anew. Run without --forked."
@@ -183,10 +183,6 @@ def lift_time_limit(item: pytest.Item) -> None:
     The plan has limits of its own. A mark of the site's, on the test itself, is kept. Without the plugin, the mark is
     unknown, which `--strict-markers` refuses.
     """
-    is_limited = _has(item.config, "timeout", "pytest_timeout")  # by its entry point, and by -p
+    is_limited = any(map(item.config.pluginmanager.hasplugin, ("timeout", "pytest_timeout")))  # its own name, and by -p
     if is_limited and may_measure(item) and item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(0))
-
-
-def _has(config: pytest.Config, *names: str) -> bool:
-    return any(map(config.pluginmanager.hasplugin, names))

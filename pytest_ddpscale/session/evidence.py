@@ -164,9 +164,10 @@ class EvidenceSource:
     @property
     def expected_samples_per_s(self) -> dict[str, float]:
         """Expected throughput of one GPU by workload, from the thresholds; only for time estimates."""
-        training = (case.requirement for case in training_cases(self.cases))
-        throughput = (one for one in training if one.definition is THROUGHPUT_PER_GPU and one.world_size == 1)
-        return {one.workload: one.source.measured or one.bound for one in throughput}
+        return {
+            one.workload: one.source.measured or one.bound for case in training_cases(self.cases)
+            if (one := case.requirement).definition is THROUGHPUT_PER_GPU and one.world_size == 1
+        }  # fmt: skip
 
     @cached_property
     def again(self) -> tuple[str, ...]:
