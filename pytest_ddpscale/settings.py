@@ -413,7 +413,8 @@ def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
             found = f"found {one.text!r} together with {other.where}={other.text}"
             raise OptionError(one.where, found, f"one of {one.where} and {other.where}")
     if "rehearse" in typed and settings.judge is None:
-        raise OptionError(given["rehearse"].where, "found alone", "--ddp-judge=RUN_DIR of a simulated run with it")
+        found = "found without --ddp-judge"
+        raise OptionError(given["rehearse"].where, found, "--ddp-judge=RUN_DIR of a simulated run")
     for name, value_s in (("block_s", settings.block_s), ("warm_up_s", settings.warm_up_s)):
         if (value_s or 0.0) > settings.inactivity_limit_s / 2:
             expected = f"at most half of --ddp-inactivity-limit ({settings.inactivity_limit_s:g} s)"

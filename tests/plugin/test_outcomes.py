@@ -266,7 +266,7 @@ def failures(site: Site, path: str) -> int:
     return len(root.findall(".//testcase/failure")) + len(root.findall(".//testcase/error"))
 
 
-def test_an_interrupted_session_counts_what_was_judged_and_shows_no_line_of_code(site: Site) -> None:
+def test_an_interrupted_session_shows_no_line_of_code(site: Site) -> None:
     site.measured()
     site.write(
         "conftest.py",
@@ -285,7 +285,6 @@ AcceptanceSession.judge = judge
         said = result.stdout.str()
         assert "KeyboardInterrupt" not in said
         assert "Exit: interrupted !" in said
-        assert result.parseoutcomes().get("passed") == ALL
 
 
 def test_a_part_of_a_rejected_run_says_that_the_whole_is_rejected(site: Site) -> None:

@@ -54,7 +54,7 @@ def test_samples_of_what_does_not_exist_fail_with_a_sentence(site: Site) -> None
     result = site.judge()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     for found in ("speed of resnet152-fp16", "throughput_per_gpu of resnet"):
-        assert f"run.samples: found {found} at world size 8, which the plan does not measure;" in output_of(result)
+        assert f"run.samples: found {found} at world size 8, which is not measured;" in output_of(result)
 
 
 FIXTURES = """

@@ -161,7 +161,7 @@ def test_nothing_is_measured_where_all_was(site: Site, run: RunDirectory) -> Non
     before = contents(run.path)
     result = site.run(*RESUME)
     assert result.ret == pytest.ExitCode.OK
-    assert "all 2 studies were measured, so nothing is" in output_of(result)
+    assert "2 of 2 studies were measured and are kept" in output_of(result)
     assert launches(run) == ["2 studies"]
     assert run.measurements_jsonl.read_bytes() == before["run/measurements.jsonl"]
     assert not run.superseded_jsonl.exists()
