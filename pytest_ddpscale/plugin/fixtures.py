@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _LOG_EVERY_S = 60.0
 
 
-class Run(NamedTuple):  # every pytest session creates the class, so keep that fast
+class Run:  # every pytest session creates the class, and a dataclass or named tuple takes half a millisecond
     """The measurements of this session, made when first needed, with progress shown to the listener."""
 
-    session: AcceptanceSession
-    listener: Listener
+    def __init__(self, session: AcceptanceSession, listener: Listener) -> None:
+        self.session, self.listener = session, listener
 
     def __repr__(self) -> str:
         """Short, because pytest prints it at each failed assertion, and all evidence is attached."""
@@ -63,11 +63,11 @@ class RequirementNotMet(AssertionError):
         self.verdict = verdict
 
 
-class ItemVerdict(NamedTuple):
+class ItemVerdict:
     """The verdict on one item's requirement, measured and judged when first needed."""
 
-    requirement: JudgeableRequirement
-    run: Run
+    def __init__(self, requirement: JudgeableRequirement, run: Run) -> None:
+        self.requirement, self.run = requirement, run
 
     def __repr__(self) -> str:
         """Short, as in `Run`."""
@@ -104,11 +104,11 @@ class ItemVerdict(NamedTuple):
             raise RequirementNotMet(self.verdict, self.explain())
 
 
-class JudgeableRequirement(NamedTuple):
+class JudgeableRequirement:
     """One requirement of thresholds.yaml, the value of the `requirement` fixture."""
 
-    case: AnyCase
-    source: EvidenceSource
+    def __init__(self, case: AnyCase, source: EvidenceSource) -> None:
+        self.case, self.source = case, source
 
     def __repr__(self) -> str:
         """Short, as in `Run`."""
