@@ -13,6 +13,13 @@ from typing import IO
 
 # Of a file that is read as a whole: a hundred times plan.json and run.json of 8,192 ranks.
 MOST_BYTES = 2**27
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+    (stat.S_ISDIR, "a directory"),
+)
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -56,5 +63,5 @@ def size_text(size: int) -> str:
 
 def _refuse(mode: int, path: Path) -> None:
     if not stat.S_ISREG(mode):
-        kind = "a directory" if stat.S_ISDIR(mode) else "a pipe or device"
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "of an unknown kind")
         raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))

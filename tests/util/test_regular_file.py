@@ -29,10 +29,10 @@ def link_to(target: str) -> Callable[[Path], None]:
 
 
 IRREGULAR = [
-    (pipe, "a pipe or device"),
-    (listening_socket, "a pipe or device"),
-    (link_to("/dev/zero"), "a pipe or device"),
-    (link_to("/dev/tty"), "a pipe or device"),
+    (pipe, "a pipe"),
+    (listening_socket, "a socket"),
+    (link_to("/dev/zero"), "a character device"),
+    (link_to("/dev/tty"), "a character device"),
     (Path.mkdir, "a directory"),
 ]
 
