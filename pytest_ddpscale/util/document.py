@@ -533,10 +533,17 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 
 def _text_table(block: Table, width: int | None) -> Iterator[str]:
-    """Columns as wide as their widest cell; if that is too wide, those that may shrink do."""
-    rows = [[*map(_text_cell, row)] for row in ([block.titles] * any(block.titles) + [*block.rows])]
+    """Columns as wide as their widest cell; if that is too wide and none may shrink, a line for each cell."""
+    titles, *others = [[*map(_text_cell, row)] for row in (block.titles, *block.rows)]
+    rows = [titles, *others] if any(titles) else others
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     over = 0 if width is None else sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    if over > 0 and not any(column.may_shrink for column in block.columns):
+        for name, *cells in others:
+            yield name
+            named = zip(titles[1:], cells, strict=True)
+            yield from (f"{_GAP}{title}: {cell}" for title, cell in named if cell.strip("—–"))
+        return
     for at, column in enumerate(block.columns):
         if column.may_shrink and over > 0:
             wide, widths[at] = widths[at], max(widths[at] - over, len(column.title), 1)

@@ -82,6 +82,8 @@ def printable_line(line: bytes) -> bytes:
     if b"\\" not in line and line.isascii():  # in JSON control characters are escaped
         return line
     try:
-        return json.dumps(printable_json(json.loads(line))).encode() + b"\n"
+        data = json.loads(line)
+        json.dumps(data, ensure_ascii=False).encode()  # half a pair of surrogates is an error, not a text to be shown
+        return json.dumps(printable_json(data)).encode() + b"\n"
     except (ValueError, RecursionError):  # told by whoever decodes it
         return line

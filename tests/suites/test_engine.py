@@ -50,7 +50,7 @@ def test_table_csv_json_and_picture_follow_from_rows_and_columns() -> None:
     assert_approved("suite-formats.txt", "\n".join(told))
     assert max(map(len, narrow)) <= 40
     picture = '<img alt="A &lt;size&gt;: ms, 1, 12.5, 12 … 13; ms, 3, 1; ms, 25, 2"'
-    of_command, of_failure = "&lt;b&gt;", "<li>1 &lt;KiB&gt; gave wrong results</li>"
+    of_command, of_failure = "&lt;b&gt;", "<li><p>1 &lt;KiB&gt; gave wrong results</p></li>"
     for one in (picture, "Sizes &lt;script&gt;", of_command, of_failure, "last lines of its NCCL log:"):
         assert one in page
     assert "<script>" not in page

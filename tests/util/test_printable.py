@@ -58,6 +58,6 @@ def test_a_line_changes_in_its_texts_only(said: dict[str, Any]) -> None:
     assert printable_line(shown) == shown
 
 
-@pytest.mark.parametrize("line", [b"\\", b"{\xff", b"[" * 100_000 + b"\\", b""])
+@pytest.mark.parametrize("line", [b"\\", b"{\xff", b'{"a": "\\ud800"}', b"[" * 100_000 + b"\\", b""])
 def test_what_is_no_json_is_left_to_whoever_reads_it(line: bytes) -> None:
     assert printable_line(line) == line
