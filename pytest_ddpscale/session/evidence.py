@@ -472,7 +472,7 @@ class EvidenceSource:
                     why = f"the verdicts.json of the run itself rejects it ({judged.reason})"
                     yield f"only a part is judged here: {why}"
             if record.is_unfinished:
-                yield f"run.json says {record.status}: its session still runs, or was killed"
+                yield f"run.json says {record.status}: its session did not end regularly, or still runs"
             yield from record.notes
         if unseen := remark_on_unseen_loss(self.subject.device_type, self.cases, self.selected):
             yield unseen

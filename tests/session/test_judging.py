@@ -107,7 +107,7 @@ def test_what_the_run_lacks_is_told(opened: Open, old: RunDirectory, status: str
     assert {*found} - {*before} == {
         "--ddp-profile: no profile of weak/r, alone: saw no GPU kernel", f"rank 0 on n1 and 1 more: {refused}",
         f"rank 1 on n1: {absent}", "imported", "n9 was left out: too old",
-        f"run.json says {status}: its session still runs, or was killed",
+        f"run.json says {status}: its session did not end regularly, or still runs",
     }  # fmt: skip
     assert found[0] == f"judged from {old.path} without a new measurement"
 
