@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,11 +24,10 @@ from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
 from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, commands_of, parsed
 from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.nearest import did_you_mean
-from pytest_ddpscale.util.packaged import THRESHOLDS, refuse_archive, usual_thresholds
+from pytest_ddpscale.util.packaged import THRESHOLDS, usual_thresholds
 
 GANG_FAILED = 3
 INTERRUPTED = 130  # the shells' code for Ctrl-C
-_NOT_ALL_WELL = "something failed or could not be measured"
 # By the words of a command, after `ddpscale`.
 EXAMPLES = {
     "init": "init --gpu-sku b200 site",
@@ -57,15 +56,13 @@ EXAMPLES = {
     "suite whole-run": "suite whole-run --gpu-sku b200 --epochs 5 --batch 128",
     "suite convergence": "suite convergence --gpu-sku b200 --ranks 1,2,4,8 --loss 0.5",
 }
-# What exit code 1 means, for commands that have it.
-NOT_DONE = {
-    "report": f"of a suite's run: {_NOT_ALL_WELL}",
-    "compare": "with --fail-below: something is worse by more, or missing",
-    "find-max-batch": "no batch of some workload fits",
-    "tune": _NOT_ALL_WELL,
-    "suite": _NOT_ALL_WELL,
-}
-_STARTING_RANKS = ("find-max-batch", "tune", "suite")
+EXIT_CODES = """exit codes:
+    0  done
+    1  something failed, is missing, could not be measured, or is worse by more than asked
+    3  ranks failed
+    4  wrong option or other bad input
+  130  interrupted
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,7 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complete(parser)
     arguments = parsed(parser, argv)
     try:
-        refuse_archive()
         return arguments.run(arguments) or 0
     except (BadInput, GangError) as error:
         print(f"ddpscale: {error}", file=sys.stderr)
@@ -131,17 +127,16 @@ def parser_of_commands() -> argparse.ArgumentParser:
     add = _command(commands, "explain", _explain, "what a cause of a report is, and what to do about it").add_argument
     add("cause", metavar="ID", help="as reports name it, such as slow-gpu")
     what, variable = "show what nodes reached in earlier runs, and whether they still do", OPTIONS["history"].variable
-    add = _command(commands, "history", _history, what).add_argument
-    add("node", nargs="?", metavar="NODE", help="default: a line for every node")
+    command = _command(commands, "history", _history, what)
+    add, either = command.add_argument, command.add_mutually_exclusive_group().add_argument
+    either("node", nargs="?", metavar="NODE", help="default: a line for every node")
     add("--history", type=Path, metavar="FILE", default=os.environ.get(variable) or None,
         help="history file, one per cluster since nodes are known by name; default: "
              f"${variable}, else ddpscale-runs/history.sqlite here")  # fmt: skip
     add("--gpu-sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
     add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
-    add("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
-        help="add judged runs, each once; print only what was added")  # fmt: skip
-    add("--forget", metavar="NODE",
-        help="remove what a node reached, as after an update: its next runs become a new baseline")  # fmt: skip
+    either("--add", type=Path, nargs="+", metavar="RUN_DIR", help="add judged runs, each once; print what was added")
+    either("--forget", metavar="NODE", help="remove what a node reached: its next runs become a new baseline")
     add_calibrate(commands)
     add_compare(commands)
     _later(commands, "simulate", "simulate.simulate_command",
@@ -152,23 +147,8 @@ def parser_of_commands() -> argparse.ArgumentParser:
     _later(commands, "make-dataset", "datasets.make_dataset", "write a folder of JPEG images to train on, by class")
     for words, command in commands_of(parser):
         example = f"example:\n  ddpscale {EXAMPLES[words]}\n\n" if words in EXAMPLES else ""
-        codes = [f"  {code:>3}  {meaning}" for code, meaning in _exit_codes(words)]
-        command.epilog = "\n".join([f"{example}exit codes:", *codes])
+        command.epilog = example + EXIT_CODES
     return parser
-
-
-def _exit_codes(words: str) -> Iterator[tuple[int, str]]:
-    """Exit codes of a command, of a group of commands, or without words of all, each with its meaning."""
-    first = words.partition(" ")[0]
-    yield 0, "done"
-    if not words:
-        yield 1, "not all is well: see the help of each command"
-    elif first in NOT_DONE:
-        yield 1, NOT_DONE[first]
-    if not words or first in _STARTING_RANKS:
-        yield GANG_FAILED, "ranks failed"
-    yield USER_ERROR, "wrong option or other bad input" + ("" if words in EXAMPLES else ", or no command")
-    yield INTERRUPTED, "interrupted"
 
 
 def _command(
@@ -189,21 +169,17 @@ def _later(commands: Commands, name: str, module: str, explanation: str) -> None
 def _complete(parser: argparse.ArgumentParser) -> None:
     """Print completions for the shell and end the process."""
     import argcomplete
+    from argcomplete.completers import FilesCompleter
 
-    for _, command in commands_of(parser):
-        assert isinstance(command, CommandParser)
-        command.complete()
-        for action in command._actions:
-            if "--gpu-sku" in action.option_strings:
-                vars(action)["completer"] = _sku_names
-    argcomplete.autocomplete(parser)
+    def offered(action: argparse.Action, prefix: str, **_: object) -> Iterable[str]:
+        if "--gpu-sku" not in action.option_strings:
+            return FilesCompleter()(prefix)
+        from pytest_ddpscale.thresholds.loading import load_thresholds
 
+        skus = load_thresholds(usual_thresholds()).thresholds.skus
+        return {*skus, *(alias for sku in skus.values() for alias in sku.aliases)}
 
-def _sku_names(**_: object) -> list[str]:
-    from pytest_ddpscale.thresholds.loading import load_thresholds
-
-    skus = load_thresholds(usual_thresholds()).thresholds.skus
-    return sorted({*skus, *(alias for sku in skus.values() for alias in sku.aliases)})
+    argcomplete.autocomplete(parser, default_completer=offered)  # type: ignore[arg-type]
 
 
 def _import_paik(arguments: argparse.Namespace) -> None:
@@ -320,13 +296,9 @@ def _history(arguments: argparse.Namespace) -> int:
 
     file, node, sku, gone = arguments.history or DEFAULT_HISTORY, arguments.node, arguments.gpu_sku, arguments.forget
     if arguments.add:
-        if (node, sku, gone) != (None, None, None):
-            raise OptionError("--add", "found NODE, --gpu-sku or --forget with it", "run directories only")
         words = {"added": "added", "replaced": "replaced the earlier version", "known": "already in the history"}
         return _each(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}"))
     if gone is not None:
-        if node is not None:
-            raise OptionError("--forget", f"found {node!r} beside it", "one node")
         print(f"{gone}: {count_text(forget(file, gone, sku), 'run')} forgotten")
         return 0
     nodes = read_histories(file, sku, node)

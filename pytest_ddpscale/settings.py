@@ -14,12 +14,10 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.removed import REMOVED
 
 AUTO = "auto"
 LAUNCHERS = {"torchrun": "launcher", "exec": "launcher", "ssh": "launcher", "slurm": "slurm"}  # name: module in launch/
@@ -34,15 +32,13 @@ LONGEST_S = 30 * 86_400.0
 LONGEST_BLOCK_S = 600.0
 SHORTEST_BLOCK_S = 0.01
 # Arguments of srun that this package sets itself: task counts, the streams that carry the protocol, and the job name.
-_OURS = r"(--nodes|--ntasks(-per-\w+)?|--export|--input|--output|--error|--job-name)(=|$)|-[NnioeJ]"
+_OURS = r"--(nodes|ntasks|export|input|output|error|job-name)\b|-[NnioeJ]"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
-_SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
 
 T = TypeVar("T")
 # What an option is about. "one run": this run or its selection of requirements; commands that remeasure a requirement
-# omit these options. "measuring": contradicts --ddp-judge. "judging": how to judge what was measured. "removed": its
-# explanation says what to use instead.
-About = Literal["one run", "measuring", "judging", "removed"]
+# omit these options. "measuring": contradicts --ddp-judge. "judging": how to judge what was measured.
+About = Literal["one run", "measuring", "judging"]
 
 
 class Option(NamedTuple):
@@ -55,7 +51,7 @@ class Option(NamedTuple):
         default: as typed by a user; empty for none.
         explanation: one line, without the default.
         alone: the value of the bare flag; empty if the flag needs a value.
-        repeats: whether it may be given several times, in the ini file one value a line.
+        repeats: whether it may be given several times; its parser reads one value a line, as in the ini file.
         in_environment: whether `variable` is read too, because slurm/ has it among its scripts' site settings.
     """
 
@@ -82,8 +78,7 @@ class Option(NamedTuple):
     @property
     def help(self) -> str:
         """One line for ``--help``."""
-        removed = "removed; " if self.about == "removed" else ""
-        return f"{removed}{self.explanation}; default: {self.default}".removesuffix("; default: ")
+        return f"{self.explanation}; default: {self.default}".removesuffix("; default: ")
 
 
 def read_value(where: str, text: str, parse: Callable[[str], T]) -> T:
@@ -101,15 +96,11 @@ def read_value(where: str, text: str, parse: Callable[[str], T]) -> T:
 def _refused(where: str, text: str, expected: str) -> OptionError:
     from pytest_ddpscale.util.masking import masked_arguments  # imported late: see the module's docstring
 
-    shown = repr(masked_arguments([text])[0])
-    shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
-    return OptionError(where, f"found {shown}", expected)
+    return OptionError(where, f"found {repr(masked_arguments([text])[0])[:200]}", expected)
 
 
 def path(text: str) -> Path:
     """A path, ``~`` expanded."""
-    if "\0" in text:
-        raise ValueError("a path without a null character")
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -118,11 +109,7 @@ def path(text: str) -> Path:
 
 def hosts_or_file(text: str) -> str | Path:
     """A list of hosts, which launchers read; or the path of a host file, ``@FILE``."""
-    if not text.startswith("@"):
-        return text
-    if len(text) == 1:
-        raise ValueError("hosts such as n1,n[2-4], or a file of hosts such as @FILE")
-    return path(text[1:])
+    return path(text[1:]) if text.startswith("@") else text
 
 
 def one_of(*words: str) -> Callable[[str], str]:
@@ -159,14 +146,37 @@ def _count(text: str) -> float:
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else math.nan
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text.replace("_", "?"))
+    except ValueError:
+        return math.nan
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(s|m|h)?", text)
+    return float(match[1]) * _SECONDS[match[2]] if match else math.nan
+
+
+# ``90s``, ``10m``, ``1h``; seconds without a unit.
+duration_s = within(_seconds, 1e-9, LONGEST_S, f"a time such as 90s, 10m or 1h, at most {LONGEST_S / 3600:g}h")
+block_length_s = within(
+    _seconds, SHORTEST_BLOCK_S, LONGEST_BLOCK_S, f"a time from {SHORTEST_BLOCK_S:g}s to {LONGEST_BLOCK_S:g}s"
+)
+confidence_level = within(_number, 0.5, 0.9999, "a number from 0.5 to 0.9999")
+_some_warm_up_s = within(_seconds, 60, LONGEST_BLOCK_S, f"0, or a time from 60s to {LONGEST_BLOCK_S:g}s")
+
+
+def length_of_warm_up_s(text: str) -> float:
+    """Seconds of training in one stretch; 0 for none."""
+    return 0.0 if text == "0" else _some_warm_up_s(text)
+
+
 def number_of_rounds(text: str) -> int:
     """Rounds of a study, at least as many as a decision needs."""
-    rounds = whole(MOST_ROUNDS)(text)
     from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 
-    if rounds < FEWEST_ROUNDS:
-        raise ValueError(f"at least {FEWEST_ROUNDS} rounds: fewer cannot decide a requirement")
-    return rounds
+    return whole(MOST_ROUNDS, FEWEST_ROUNDS)(text)
 
 
 def number_of_profiled_steps(text: str) -> int:
@@ -176,7 +186,7 @@ def number_of_profiled_steps(text: str) -> int:
     return whole(MOST_PROFILED_STEPS)(text)
 
 
-def world_sizes(text: str) -> tuple[int, ...]:
+def some_world_sizes(text: str) -> tuple[int, ...]:
     """World sizes, each once, in ascending order."""
     from pytest_ddpscale.plan.study import MOST_RANKS
 
@@ -184,60 +194,24 @@ def world_sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted({sizes(part.strip()) for part in text.split(",")}))
 
 
-def duration_s(text: str) -> float:
-    """A time in seconds: ``90s``, ``10m``, ``1h``; seconds without a unit."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(s|m|h)?", text)
-    if match is None or float(match[1]) <= 0:
-        raise ValueError("a time such as 90s, 10m or 1h")
-    seconds = float(match[1]) * _SECONDS[match[2]]
-    if seconds > LONGEST_S:
-        raise ValueError(f"at most {LONGEST_S / 3600:g}h")
-    return seconds
-
-
-def warm_up_s(text: str) -> float:
-    """Seconds of training in one stretch; 0 for none."""
-    seconds = 0.0 if text == "0" else duration_s(text)
-    if seconds and not 60 <= seconds <= LONGEST_BLOCK_S:
-        raise ValueError(f"0, or a time from 60s to {LONGEST_BLOCK_S:g}s")
-    return seconds
-
-
 def share_between(least: float, most: float) -> Callable[[str], float]:
     """Make a parser of ``5%``, ``5 %`` or ``0.05``, which is 0.05."""
 
     def share(text: str) -> float:
         number = text.strip().removesuffix("%")
-        try:
-            return float(number.replace("_", "?")) / (100 if number != text.strip() else 1) + 0.0  # no -0
-        except ValueError:
-            return math.nan
+        return _number(number) / (100 if number != text.strip() else 1) + 0.0  # no -0
 
     return within(share, least, most, f"a share such as 5% or 0.05, from {100 * least:g}% to {100 * most:g}%")
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("a number such as 0.95") from None
-
-
-_OF_BLOCKS = f"a time from {SHORTEST_BLOCK_S:g}s to {LONGEST_BLOCK_S:g}s"
-block_length_s = within(duration_s, SHORTEST_BLOCK_S, LONGEST_BLOCK_S, _OF_BLOCKS)
-confidence_level = within(_number, 0.5, 0.9999, "a number from 0.5 to 0.9999")
 
 
 def arguments_of_srun(text: str) -> tuple[str, ...]:
     """Split as a shell does; refuse arguments that this package sets itself."""
     arguments = words_of_command(text, "arguments of srun")
-    if any(not argument.startswith("-") for argument in arguments[:1]):
+    if arguments and not arguments[0].startswith("-"):
         raise ValueError("arguments of srun, such as --partition=gpu --exclusive")
     if any(re.match(_OURS, argument) for argument in arguments):
-        raise ValueError(
-            "none of --nodes (use --ddp-nodes), --ntasks, --export, --input, --output, --error and --job-name (the "
-            "plugin finds leftover job steps by a name of its own)"
-        )
+        ours = "--nodes (see --ddp-nodes), --ntasks, --export, --input, --output"
+        raise ValueError(f"none that the plugin sets: {ours}, --error, --job-name")
     return arguments
 
 
@@ -249,12 +223,13 @@ def words_of_command(text: str, what: str = "a command") -> tuple[str, ...]:
         raise ValueError(f"{what}, quoted as in a shell ({error})") from None
 
 
-def note_of_run(text: str) -> tuple[str, str]:
-    """A note of who measures what, where or why: ``ticket=OPS-7``."""
-    key, _, value = text.partition("=")
-    if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,39}", key) or not value.strip():
-        raise ValueError("KEY=VALUE such as ticket=OPS-7, the key a word of letters, digits, _ and -")
-    return key, value.strip()
+def notes_of_run(text: str) -> tuple[tuple[str, str], ...]:
+    """Notes of who measures what, where or why, one a line: ``ticket=OPS-7``."""
+    lines = [line.partition("=") for line in text.splitlines() if line.strip()]
+    notes = {key: value.strip() for key, _, value in lines if re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,39}", key)}
+    if len(notes) < len(lines) or not all(notes.values()):
+        raise ValueError("KEY=VALUE such as ticket=OPS-7, KEY of letters, digits, _ and -, once")
+    return tuple(notes.items())
 
 
 def names_of_variables(text: str) -> tuple[str, ...]:
@@ -267,9 +242,14 @@ def names_of_variables(text: str) -> tuple[str, ...]:
 
 def on_or_off(text: str) -> bool:
     """A switch: true or false in any spelling that ini files use."""
-    if text.lower() not in _SWITCH:
+    from configparser import ConfigParser
+
+    if (said := ConfigParser.BOOLEAN_STATES.get(text.lower())) is None:
         raise ValueError("true or false")
-    return _SWITCH[text.lower()]
+    return said
+
+
+_DECLARED: list[Option] = []
 
 
 def _option(
@@ -278,44 +258,42 @@ def _option(
 ) -> Any:  # fmt: skip
     """Declare a field of `Settings` as an option; a switch is off, else its value is None if not given and without
     default."""
-    option = Option(flag, metavar, parse, default or "", explanation, about, **more)
-    value = () if option.repeats else False if metavar is None else None if default is None else parse(default)
-    return field(default=value, metadata={"option": option})
+    _DECLARED.append(option := Option(flag, metavar, parse, default or "", explanation, about, **more))
+    return () if option.repeats else False if metavar is None else None if default is None else parse(default)
 
 
 # fmt: off
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The user's options, one field each, times in seconds; `sku_was_given` tells a typed ``auto`` from the default."""
 
     gpu_sku: str = _option("--gpu-sku", "SKU", str, "one run",
-        "GPU model to judge by, a name or alias in the thresholds file, or auto (from NVML)", default=AUTO)
+        "GPU model to judge by, as the thresholds file names it, or auto (from NVML)", default=AUTO)
     thresholds: Path | None = _option("--thresholds", "FILE", path, "one run",
-        "thresholds file; default: thresholds.yaml here, else in rootdir, else the packaged copy; of --ddp-judge, the "
-        "file of the run's latest session", in_environment=True)
+        "thresholds file; default: thresholds.yaml here, in rootdir, else packaged; "
+        "with --ddp-judge the file of the run's latest session", in_environment=True)
     run_dir: Path | None = _option("--ddp-run-dir", "DIR", path, "one run",
-        "directory for measurements, verdicts and reports; default: ddpscale-runs/<UTC time>-<sku>")
+        "directory of the run; default: ddpscale-runs/<UTC time>-<sku>")
     judge: Path | None = _option("--ddp-judge", "RUN_DIR", path, "one run",
         "judge an earlier run's measurements; measure nothing")
     rehearse: bool = _option("--ddp-rehearse", None, on_or_off, "one run",
-        "with --ddp-judge of a simulated run: exit as if its machine had been measured; it is never accepted")
+        "with --ddp-judge of a simulated run: exit as if it had been measured")
     resume: Path | None = _option("--ddp-resume", "RUN_DIR", path, "one run",
         "continue an interrupted run: measure only what is missing")
     launcher: str = _option("--ddp-launcher", "NAME", str, "measuring",
         f"how ranks start: {', '.join(LAUNCHERS)}; auto: ssh with --ddp-hosts, exec with "
         "--ddp-exec, slurm with several nodes or --ddp-slurm-args, else torchrun", default=AUTO)
     hosts: str | Path | None = _option("--ddp-hosts", "n1,n[2-4]|@FILE", hosts_or_file, "measuring",
-        "machines to use, reached by ssh or --ddp-exec; or @ and a file with one name per line, or an OpenMPI or MPICH "
-        "hostfile with slots")
+        "machines to use, by ssh or --ddp-exec; or @ and a file with a name a line, "
+        "or an OpenMPI or MPICH hostfile with slots")
     exec: tuple[str, ...] = _option("--ddp-exec", '"COMMAND {host}"', words_of_command, "measuring",
-        'command that reaches a host instead of ssh, such as "kubectl exec -i {host} --"', default="")
+        'command that reaches a host instead of ssh: "kubectl exec -i {host} --"', default="")
     remote_python: str | None = _option("--ddp-remote-python", "PATH", str, "measuring",
-        "Python on hosts reached by ssh or --ddp-exec; default: the one that runs pytest")
+        "Python on hosts reached by ssh or --ddp-exec; default: that of pytest")
     nodes: int | None = _option("--ddp-nodes", "N", whole(MOST_NODES), "measuring",
-        "number of nodes to use; default: all named nodes, all of the Slurm allocation, else 1")
+        "number of nodes; default: all named, all of the Slurm allocation, else 1")
     gpus_per_node: int | None = _option("--ddp-gpus-per-node", "N", whole(MOST_PER_NODE), "measuring",
         "GPUs (CPU: ranks) to use per node; default: all")
-    world_sizes: tuple[int, ...] | None = _option("--ddp-world-sizes", "1,2,4", world_sizes, "one run",
+    world_sizes: tuple[int, ...] | None = _option("--ddp-world-sizes", "1,2,4", some_world_sizes, "one run",
         "test only requirements of these world sizes")
     slurm_args: tuple[str, ...] = _option("--ddp-slurm-args", '"ARGS"', arguments_of_srun, "measuring",
         "extra srun arguments, such as --partition=gpu --exclusive", default="")
@@ -326,33 +304,31 @@ class Settings:
     budget_s: float | None = _option("--ddp-budget", "10m", duration_s, "measuring",
         "wall time for measuring; requirements undecided by then are inconclusive")
     inactivity_limit_s: float = _option("--ddp-inactivity-limit", "10m", duration_s, "measuring",
-        "end a gang of ranks that has recorded nothing for this long; 10m at least for imports", default="10m")
+        "end a gang that has recorded nothing for this long; at least 10m for imports", default="10m")
     unfit: str = _option("--ddp-unfit", "|".join(UNFIT), one_of(*UNFIT), "measuring",
-        "nodes that fail a check before launch: measure them anyway, leave them out, or stop without measuring",
+        "nodes that fail a check before launch: measure, leave out, or stop",
         default=MEASURE)
     history: Path | None = _option("--ddp-history", "FILE", path, "judging",
-        "SQLite file with earlier results of this site's nodes; default: ddpscale-runs/history.sqlite here",
+        "SQLite file of earlier results; default: ddpscale-runs/history.sqlite here",
         in_environment=True)
     confidence: float = _option("--ddp-confidence", "0.95", confidence_level, "judging",
         "confidence of the intervals", default="0.95")
     rounds: int | None = _option("--ddp-rounds", "N", number_of_rounds, "measuring",
-        "most rounds of a study, at least 8; default: 32 (probes: 16); a study ends early once all is decided")
+        "most rounds of a study, 8 or more; default: 32 (probes: 16)")
     block_s: float | None = _option("--ddp-block", "3s", block_length_s, "measuring",
         "length of a timed block; default: 2s on GPU, 0.75s on CPU")
-    warm_up_s: float | None = _option("--ddp-warm-up", "SECONDS", warm_up_s, "measuring",
-        "train all GPUs in one stretch before the rounds; what its end is slower than the rounds counts; 0 for none; "
-        "default: 120, at most half of --ddp-inactivity-limit, on GPUs where throughput is judged and all train "
-        "together, else 0")
+    warm_up_s: float | None = _option("--ddp-warm-up", "SECONDS", length_of_warm_up_s, "measuring",
+        "train all GPUs in one stretch before the rounds; a pace that falls counts; "
+        "0 for none; default: 120 on GPUs where throughput is judged, else 0")
     profile_steps: int | None = _option("--ddp-profile", "N", number_of_profiled_steps, "measuring",
-        "profile N steps of each arm with torch.profiler after a study's timed rounds, each study in a fresh gang; 5 "
-        "if N is omitted", alone="5")
+        "profile N steps of each arm, each study in a fresh gang; 5 if omitted", alone="5")
     nvtx: bool = _option("--ddp-nvtx", None, on_or_off, "measuring",
-        "add NVTX ranges for nsys around every step, forward, backward and optimizer, in timed rounds too")
+        "add NVTX ranges for nsys around steps and their parts, in timed rounds too")
     allow_incomplete: bool = _option("--ddp-allow-incomplete", None, on_or_off, "judging",
         "exit 0 even if a selected requirement was not measured")
-    note: tuple[tuple[str, str], ...] = _option("--ddp-note", "KEY=VALUE", note_of_run, "one run",
-        "note for the report, repeatable: operator=NAME (who measures, resumes or judges the run), site=PLACE, "
-        "ticket=ID or a key of your own; with --ddp-judge for the new report only", repeats=True)
+    note: tuple[tuple[str, str], ...] = _option("--ddp-note", "KEY=VALUE", notes_of_run, "one run",
+        "note for the report, repeatable: operator=NAME (of who runs pytest), "
+        "site=PLACE, ticket=ID or any key; with --ddp-judge for the new report only", repeats=True)
     sku_was_given: bool = False
 # fmt: on
 
@@ -363,7 +339,7 @@ class Settings:
 
 
 # By attribute of `Settings`.
-OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(Settings) if one.metadata}
+OPTIONS: dict[str, Option] = dict(zip(Settings._fields, _DECLARED, strict=False))
 # Those that have an effect whatever is measured: where it runs, for how long, and what is kept of it.
 OF_ANY_RUN = (
     "gpu_sku", "thresholds", "run_dir", "launcher", "hosts", "exec", "remote_python", "nodes", "gpus_per_node",
@@ -371,10 +347,6 @@ OF_ANY_RUN = (
 )  # fmt: skip
 
 
-REMOVED_OPTIONS = [
-    Option(name.removeprefix("pytest "), "VALUE", str, "", f"instead: {instead}", "removed", alone="true")
-    for name, instead in REMOVED.items() if name.startswith("pytest ")
-]  # fmt: skip
 # Options that exclude each other, by attribute; those of measuring only if typed, because a site's ini file and
 # environment serve measuring and judging runs alike. A resumed run is measured, in its own directory.
 CONFLICTS = (
@@ -389,28 +361,18 @@ def refuse_unread_variables(environ: Mapping[str, str]) -> None:
     Raises:
         OptionError: one is set; the message says what to write instead.
     """
-    for option in (*REMOVED_OPTIONS, *OPTIONS.values()):
-        if option.in_environment or not environ.get(option.variable):
-            continue
-        typed = f"{option.flag}={option.metavar}" if option.metavar else option.flag
-        expected = f"{typed} on the command line, or {option.name} in the ini file"
-        if option.about == "removed":
-            expected = option.explanation
-        found = "is set, but not read from the environment"
-        raise OptionError(option.variable, found, expected, f"Unset {option.variable}.")
+    for option in OPTIONS.values():
+        if environ.get(option.variable) and not option.in_environment:
+            found = "is set, but not read from the environment"
+            expected = f"{option.flag} on the command line, or {option.name} in the ini file"
+            raise OptionError(option.variable, found, expected, f"Unset {option.variable}.")
 
 
 class _Given(NamedTuple):
-    """The text of a setting and where it was found; one line for each value of an option that repeats."""
+    """The text of a setting and where it was found; of an option that repeats, a line for each value."""
 
     text: str
     where: str
-
-    def read(self, option: Option) -> Any:
-        """The value, or all values of an option that repeats. Raises OptionError."""
-        if not option.repeats:
-            return read_value(self.where, self.text, option.parse)
-        return tuple(read_value(self.where, line, option.parse) for line in self.text.splitlines() if line.strip())
 
 
 def settings_from(
@@ -421,24 +383,19 @@ def settings_from(
     Raises:
         OptionError: a value is invalid; the message says where it came from.
     """
-    for gone in REMOVED_OPTIONS:
-        if (found := _find(gone, options, ini, environ)).text:
-            raise OptionError(found.where, "was removed", gone.explanation)
-    given = {attribute: _find(option, options, ini, environ) for attribute, option in OPTIONS.items()}
-    values = {attribute: one.read(OPTIONS[attribute]) for attribute, one in given.items() if one.text}
-    settings = Settings(**values, sku_was_given=bool(given["gpu_sku"].text))
+    given = {name: _find(option, options, ini, environ) for name, option in OPTIONS.items()}
+    values = {name: read_value(one.where, one.text, OPTIONS[name].parse) for name, one in given.items() if one.text}
+    settings = Settings(**values, sku_was_given="gpu_sku" in values)
     _refuse_conflicts(settings, given)
     # Notes of the ini file, such as a site's, stay beside typed ones with other keys.
-    there = _find(OPTIONS["note"], {}, ini, {}).read(OPTIONS["note"])
-    return replace(settings, note=tuple((dict(there) | dict(settings.note)).items()))
+    there = read_value("ini option ddp_note", ini.get("ddp_note", ""), notes_of_run)
+    return settings._replace(note=tuple((dict(there) | dict(settings.note)).items()))
 
 
 def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str]) -> _Given:
-    given = options.get(option.name)
-    if given is True:
-        return _Given("true", option.flag)
-    if given not in (None, False):
-        texts = [str(one) for one in (given if option.repeats else [given])]
+    typed = options.get(option.name)
+    if typed not in (None, False):
+        texts = typed if option.repeats else [str(typed)]
         if not all(texts):  # --ddp-judge=$RUN with RUN unset must not start a measurement
             raise OptionError(option.flag, "found no value", f"{option.flag}={option.metavar}")
         return _Given("\n".join(texts), option.flag)
@@ -452,18 +409,13 @@ def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
     typed = {name for name, one in given.items() if one.text and one.where.startswith("--")}
     for name, beside in CONFLICTS:
         one, other = given[name], given[beside]
-        if other.text and (name in typed or (name == "resume" and one.text)):
-            which = ", which measures nothing" if beside == "judge" else ""
-            found = f"found {one.text!r} together with {other.where}={other.text}{which}"
+        if name in typed and other.text:
+            found = f"found {one.text!r} together with {other.where}={other.text}"
             raise OptionError(one.where, found, f"one of {one.where} and {other.where}")
-    if "rehearse" in typed and not given["judge"].text:
-        expected = "--ddp-judge=RUN_DIR of a simulated run"
-        raise OptionError(given["rehearse"].where, "found without --ddp-judge", expected)
-    limit_s = settings.inactivity_limit_s
+    if "rehearse" in typed and settings.judge is None:
+        found = "found without --ddp-judge"
+        raise OptionError(given["rehearse"].where, found, "--ddp-judge=RUN_DIR of a simulated run")
     for name, value_s in (("block_s", settings.block_s), ("warm_up_s", settings.warm_up_s)):
-        if (value_s or 0.0) > limit_s / 2:
-            expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
+        if (value_s or 0.0) > settings.inactivity_limit_s / 2:
+            expected = f"at most half of --ddp-inactivity-limit ({settings.inactivity_limit_s:g} s)"
             raise _refused(given[name].where, given[name].text, expected)
-    keys = [key for key, _ in settings.note]
-    if double := [key for key in keys if keys.count(key) > 1]:
-        raise OptionError(given["note"].where, f"found {double[0]} twice", "each key once")

@@ -15,7 +15,6 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.settings import (
     OPTIONS,
-    REMOVED_OPTIONS,
     Option,
     Settings,
     refuse_unread_variables,
@@ -43,7 +42,7 @@ TOGETHER: list[dict[str, Any]] = [
     {"ddp_resume": RUN, "ddp_judge": OTHER}, {"ddp_resume": RUN, "ddp_run_dir": OTHER}, {"ddp_rehearse": True},
     {"ddp_rehearse": True, "ddp_judge": RUN}, {"ddp_rehearse": True, "ddp_resume": RUN}, {"ddp_block": "301s"},
     {"ddp_block": "40s", "ddp_inactivity_limit": "60s"}, {"ddp_warm_up": "301s"}, {"ddp_note": ["a=1", "b=2", "a=3"]},
-    {"ddp_note": ["a=1", ""]}, {"ddp_launches": "3"},
+    {"ddp_note": ["a=1", ""]},
 ]  # fmt: skip
 
 
@@ -91,7 +90,7 @@ def test_each_option_reads_and_refuses_what_was_approved(monkeypatch: pytest.Mon
                 assert not (said.startswith("ini option ") and "hunter2" in said), "no refusal quotes a secret"
                 found.setdefault(said.replace(repr(text), "TEXT"), []).append(repr(text))
             yield from (f"  {', '.join(texts)}\n      {said}" for said, texts in found.items())
-        for option in (*OPTIONS.values(), *REMOVED_OPTIONS):
+        for option in OPTIONS.values():
             refuse_unread_variables({option.variable: ""})
             try:
                 refuse_unread_variables({option.variable: "0"})
@@ -143,7 +142,8 @@ def test_the_environment_has_what_the_slurm_scripts_take_and_no_more() -> None:
     assert {one for one, is_read in variables.items() if is_read} == taken & variables.keys()
     refuse_unread_variables({f"DDPSCALE_{name}": "x" for name in ("SKU", "RUNS", "ARGS", "LAB", "HOST", "GANG")})
     refuse_unread_variables({name: "x" for name, is_read in variables.items() if is_read})
-    assert told("history", environ={"DDPSCALE_HISTORY": "a\0"}).startswith("DDPSCALE_HISTORY: found 'a")
+    refused = told("history", environ={"DDPSCALE_HISTORY": "~nobody-by-this-name/f"})
+    assert refused.startswith("DDPSCALE_HISTORY: found '~nobody")
 
 
 def test_a_given_sku_counts_and_notes_of_the_site_stay_beside_typed_ones_with_other_keys() -> None:

@@ -15,23 +15,24 @@ import pytest
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plugin import items as of_items
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
-from pytest_ddpscale.plugin.items import SESSION, SETTINGS, SOURCE, TOLD, Told, case_of, source_of
-from pytest_ddpscale.settings import OPTIONS, REMOVED_OPTIONS, settings_from
-from pytest_ddpscale.util.packaged import packaged, refuse_archive
+from pytest_ddpscale.plugin.items import EMPTY, SESSION, SETTINGS, SOURCE, TOLD, Told, asked_for, case_of, source_of
+from pytest_ddpscale.removed import REMOVED
+from pytest_ddpscale.settings import OPTIONS, settings_from
+from pytest_ddpscale.util.packaged import packaged
 
 ACCEPTANCE = "acceptance"
 _REFUSED = "ddpscale_refusal"  # key under which an xdist worker leaves its error
 _NOTHING_ASKED = (
-    "no test here uses `requirement`, so nothing would be measured or judged; expected the acceptance tests. "
-    "Run them with `pytest --gpu-sku=SKU --pyargs pytest_ddpscale.acceptance`, or copy them with "
-    "`ddpscale init DIR`."
+    "no test here uses `requirement`, so nothing would be judged. Name the tests: "
+    "`pytest --gpu-sku=SKU --pyargs pytest_ddpscale.acceptance`, "
+    "or copy them with `ddpscale init DIR`."
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the command-line options, each also an ini key."""
     group = parser.getgroup("ddpscale", "GPU cluster acceptance")
-    for option in (*OPTIONS.values(), *REMOVED_OPTIONS):
+    for option in OPTIONS.values():
         how: dict[str, Any] = {"action": "append" if option.repeats else "store", "metavar": option.metavar}
         if option.metavar is None:
             how = {"action": "store_true"}
@@ -42,14 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
-    """Have pytest name the option that a misspelt one resembles, should it refuse that."""
+    """Have pytest say what to type instead of an option that it refuses: one that went, or is misspelt."""
     from pytest_ddpscale.util.nearest import did_you_mean
 
     known = [option.flag for option in OPTIONS.values()]
-    typed = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
-    near = [did_you_mean(flag, known, 0.7).removeprefix("; ") for flag in typed if flag not in known]
-    if any(near):
-        parser.extra_info["ddpscale"] = ", ".join(filter(None, near))
+    flags = [flag for arg in args if arg.startswith("--") and (flag := arg.partition("=")[0]) not in known]
+    told = [REMOVED.get(f"pytest {flag}") or did_you_mean(flag, known, 0.7).removeprefix("; ") for flag in flags]
+    if any(told):
+        parser.extra_info["ddpscale"] = ", ".join(filter(None, told))
 
 
 @pytest.hookimpl(tryfirst=True)  # before plugins that are refused begin anything
@@ -57,14 +58,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read the settings; if a SKU but no test is named, run the acceptance tests."""
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
     config.addinivalue_line("markers", "node_health: tests for a nightly check of one node, in minutes")
-    ini = {option.name: config.getini(option.name) for option in (*OPTIONS.values(), *REMOVED_OPTIONS)}
+    ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
     with of_items.usage_errors():
         settings = settings_from(vars(config.option), ini)
-        is_used = settings.sku_was_given or settings.judge is not None or settings.resume is not None
-        if is_used:
-            refuse_archive()
     config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
-    if is_used:
+    if settings.sku_was_given or settings.judge or settings.resume:
         of_items.refuse_options(config)
     # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
     if _was_asked(config):
@@ -87,7 +85,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # If raised here, pytest would print a traceback for each test module.
         told.refusal, cases, nightly = error, [], []
     parameters = [pytest.param(case, marks=pytest.mark.node_health if case in nightly else ()) for case in cases]
-    metafunc.parametrize("requirement", parameters, ids=[case.name for case in cases], indirect=True)
+    ids = [case.name for case in cases]
+    metafunc.parametrize("requirement", parameters or [EMPTY], ids=ids or None, indirect=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -107,7 +106,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     """Drop tests of metrics without requirements before pytest counts them."""
     report = yield
     if report.passed:
-        report.result = [one for one in report.result if not of_items.is_empty(one)]
+        report.result = [one for one in report.result if asked_for(one) is not EMPTY]
     return report
 
 
@@ -150,7 +149,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(_NOTHING_ASKED)  # a green run would have measured nothing
         return
     source = source_of(config)
-    of_items.refuse_marks(config, session.items)
     with of_items.usage_errors():
         source.select(cases)
         if not of_items.nothing_runs(config):
@@ -166,7 +164,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     source = config.stash.get(SOURCE, None)
     is_picky = config.option.keyword or config.option.markexpr or config.args_source == pytest.Config.ArgsSource.ARGS
     if not (items or is_picky or _was_asked(config)):
-        return ["ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine, `pytest --gpu-sku=cpu` its CPU"]
+        return ["ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine, =cpu its CPU"]
     if source is None or source.plan is None:
         return []
     from pytest_ddpscale.report.listings import plan_lines, shortened
@@ -226,7 +224,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
             session.exitstatus = exitstatus
         return result
     from pytest_ddpscale.plugin.end import finish, print_summary
-    from pytest_ddpscale.plugin.json_report import keep_json_report
 
     try:
         finish(session, exitstatus, of_items.session_of(config))
@@ -234,11 +231,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         result = yield
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = concluded  # no other plugin forgives a machine, or a session in which nothing ran
-        keep_json_report(config, source.run.path)
         # Another plugin (pytest-rich) has removed pytest's reporter, and with it its hooks.
-        plugins, judgement = config.pluginmanager, config.stash[TOLD].judgement
-        if judgement and not (plugins.hasplugin("terminalreporter") or plugins.is_blocked("terminal")):
-            print_summary(pytest.TerminalReporter(config, sys.stdout), config, judgement)
+        plugins = config.pluginmanager
+        is_shown = plugins.hasplugin("terminalreporter") or plugins.is_blocked("terminal")
+        if config.stash[TOLD].judgement and not is_shown:
+            print_summary(pytest.TerminalReporter(config, sys.stdout), config)
     finally:
         source.release()
     return result
@@ -250,22 +247,17 @@ def pytest_terminal_summary(
 ) -> Generator[None, None, None]:
     """Print the outcome and its reason; without -v pytest itself does not print failures by verdict."""
     told = config.stash[TOLD]
-    if told.judgement is None or config.get_verbosity() > 0:
-        yield
-    else:
-        from pytest_ddpscale.plugin.end import only_other_failures
-
-        with only_other_failures(terminalreporter):
-            yield
-    if told.workers_refusal:
-        terminalreporter.write_line(f"ERROR: {told.workers_refusal}", red=True)
     if told.judgement is None:
+        yield
         for problem in told.problems:
             terminalreporter.write_line(f"ddpscale: {problem}", red=True)
     else:
-        from pytest_ddpscale.plugin.end import print_summary
+        from pytest_ddpscale.plugin.end import summarized
 
-        print_summary(terminalreporter, config, told.judgement)
+        with summarized(terminalreporter, config):
+            yield
+    if told.workers_refusal:
+        terminalreporter.write_line(f"ERROR: {told.workers_refusal}", red=True)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -278,7 +270,7 @@ def pytest_testnodedown(node: Any) -> None:
 def _was_asked(config: pytest.Config) -> bool:
     """Whether the command line asks for a judgement."""
     option = config.option
-    return any(given is not None for given in (option.gpu_sku, option.ddp_judge, option.ddp_resume))
+    return bool(option.gpu_sku or option.ddp_judge or option.ddp_resume)
 
 
 def _default_to_acceptance_tests(config: pytest.Config) -> None:

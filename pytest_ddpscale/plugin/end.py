@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.errors import BadInput, RunDirectoryError, WritingError
+from pytest_ddpscale.errors import BadInput, WritingError
 from pytest_ddpscale.plugin.fixtures import RequirementNotMet
-from pytest_ddpscale.plugin.items import SESSION, SETTINGS, SOURCE, TOLD, may_measure
+from pytest_ddpscale.plugin.items import SESSION, SETTINGS, SOURCE, TOLD
 from pytest_ddpscale.report.explain import explain, verdict_properties
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines, tested_line
@@ -65,15 +65,10 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
             f"{verdict.waiver or ('warning' if verdict.severity == 'warn' else 'allowed')}: {verdict.reason}"
         )
         return
+    why = _SPOILED
     # pytest-timeout, and others, call pytest.fail where the test happens to be.
-    if isinstance(raised, TimeoutError) or (
-        isinstance(raised, pytest.fail.Exception) and re.search("time-?out", str(raised), re.IGNORECASE)
-    ):
+    if isinstance(raised, TimeoutError | pytest.fail.Exception) and re.search("(?i)time-?out", repr(raised)):
         why = f"ran into a time-out: {one_line(str(raised)).rstrip('.')}"
-        told.timed_out = why if may_measure(item) else told.timed_out
-    else:
-        # Once measuring has been ended, no later test can read its records.
-        why = told.timed_out if told.timed_out and isinstance(raised, RunDirectoryError) else _SPOILED
     told.spoiled.append(Blocker("test", item.name, why))
     if report.failed:
         told.shown.append(item.name)
@@ -82,55 +77,49 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
 def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSession) -> None:
     """Conclude, write all reports, and set the exit code by the outcome."""
     interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-    told, stopped = session.config.stash[TOLD], session.shouldstop or session.shouldfail
-    told.problems = _conclude(session, acceptance, interrupted, one_line(str(stopped)) if stopped else "")
-    judgement = told.judgement
-    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        if exitstatus == pytest.ExitCode.INTERRUPTED and judgement is not None:
-            _count_verdicts(session, judgement)
-        return  # pytest itself reports that it did not finish
-    if judgement is not None:
-        _show_blockers(session, judgement)
-    if told.problems or judgement is None or (judgement.blockers and not judgement.rehearsed):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def _conclude(session: pytest.Session, acceptance: AcceptanceSession, interrupted: bool, stopped: str) -> list[str]:
-    """Judge the remaining requirements and write the reports. Returns errors."""
     told, source = session.config.stash[TOLD], acceptance.source
     assert source.run is not None
-    closing = [source.writing_problem] if source.writing_problem else []
+    told.problems = [source.writing_problem] if source.writing_problem else []
     try:
-        source.close("interrupted" if interrupted else "finished")
-    except WritingError as error:
-        closing.append(f"run.json could not be updated: it {error.found}")
-    except BadInput as error:
-        return [str(error)]  # the run directory broke meanwhile, so nothing can be concluded
-    try:
+        try:
+            source.close("interrupted" if interrupted else "finished")
+        except WritingError as error:
+            told.problems.append(f"run.json could not be updated: it {error.found}")
+        stopped = one_line(str(session.shouldstop or session.shouldfail or ""))
         judgement = acceptance.conclude(interrupted=interrupted, spoiled=told.spoiled, stopped=stopped)
         record = source.measured_run.read_run()
         evidence = source.measured_so_far() or acceptance.subject.evidence_of_nothing(source.plan)
-    except BadInput as error:
-        return [*closing, str(error)]
-    told.judgement, told.record = judgement, record
-    problems = closing + write_reports(source.run, judgement, record, evidence)
-    told.forgotten = acceptance.remember(judgement)
-    return problems
+    except BadInput as error:  # the run directory broke meanwhile, so nothing can be concluded
+        told.problems.append(str(error))
+    else:
+        told.judgement, told.record = judgement, record
+        told.problems += write_reports(source.run, judgement, record, evidence)
+        told.forgotten = acceptance.remember(judgement)
+    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return  # pytest itself reports that it did not finish
+    if told.judgement is not None:
+        _show_blockers(session, told.judgement)
+    if told.problems or told.judgement is None or (told.judgement.blockers and not told.judgement.rehearsed):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
     """Have pytest count blockers of acceptance that no item has shown as a failure, in a rehearsal as expected."""
-    shown, terminal = Counter(session.config.stash[TOLD].shown), _terminal(session)
+    shown, plugins = Counter(session.config.stash[TOLD].shown), session.config.pluginmanager
     # Without the terminal reporter, which would show progress beyond 100 %.
-    log = session.config.pluginmanager.subset_hook_caller("pytest_runtest_logreport", [terminal])
+    terminal: Any = plugins.getplugin("terminalreporter")
+    log = plugins.subset_hook_caller("pytest_runtest_logreport", [terminal])
     verdicts = {one.id: one for one in judgement.verdicts}
     for blocker in judgement.blockers:
-        if shown[blocker.name]:
-            shown[blocker.name] -= 1
+        name = blocker.name
+        if shown[name]:
+            shown[name] -= 1
             continue
         text = f"not accepted: {blocker.reason}"
-        properties = verdict_properties(verdicts[blocker.name]) if blocker.kind == "requirement" else []
-        report = _own_report(blocker.name, text, properties)
+        properties: Any = verdict_properties(verdicts[name]) if name in verdicts else ()
+        where = ("ddpscale", None, name)
+        report = pytest.TestReport(f"ddpscale::{name}", where, {}, "failed", text, "call", user_properties=properties)
+        setattr(report, _JUDGED_BY_US, True)
         if judgement.rehearsed:
             report.outcome, report.wasxfail = "skipped", f"rehearsal: {text}"
         log(report=report)
@@ -138,45 +127,25 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
             terminal.stats.setdefault("xfailed" if judgement.rehearsed else "failed", []).append(report)
 
 
-def _count_verdicts(session: pytest.Session, judgement: Judgement) -> None:
-    """Have the last line of an interrupted session count the verdicts that no item showed."""
-    if (terminal := _terminal(session)) is None:
-        return
-    reports = [one for some in terminal.stats.values() for one in some]
-    shown = {dict(getattr(one, "user_properties", ())).get("requirement") for one in reports}
-    for verdict in judgement.verdicts:
-        if one_line(verdict.id) not in shown:
-            kind = "failed" if judgement.is_blocked_by(verdict) else "passed" if verdict.passed else "xfailed"
-            terminal.stats.setdefault(kind, []).append(_own_report(verdict.id, verdict.reason))
-
-
-def _terminal(session: pytest.Session) -> Any:
-    return session.config.pluginmanager.getplugin("terminalreporter")
-
-
-def _own_report(name: str, text: str, properties: Any = ()) -> pytest.TestReport:
-    """A report of a failure that no item has shown."""
-    where = ("ddpscale", None, name)
-    report = pytest.TestReport(f"ddpscale::{name}", where, {}, "failed", text, "call", user_properties=properties)
-    setattr(report, _JUDGED_BY_US, True)
-    return report
-
-
 @contextmanager
-def only_other_failures(reporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Let pytest print failures only of a site's own tests; our summary covers the others."""
+def summarized(reporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
+    """Without -v let pytest print failures only of a site's own tests; our summary, after it, covers the others."""
     kept = dict(reporter.stats)
-    for name, reports in kept.items():
-        reporter.stats[name] = [one for one in reports if not getattr(one, _JUDGED_BY_US, False)]
+    if config.get_verbosity() <= 0:
+        for name, reports in kept.items():
+            reporter.stats[name] = [one for one in reports if not hasattr(one, _JUDGED_BY_US)]
     try:
         yield
     finally:
         reporter.stats.update(kept)
+    print_summary(reporter, config)
 
 
-def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judgement: Judgement) -> None:
+def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the outcome with its cause and the report's path; unless -q, what blocks acceptance; with -v everything."""
     told, run, verbosity = config.stash[TOLD], config.stash[SOURCE].run, config.get_verbosity()
+    judgement = told.judgement
+    assert judgement is not None
     lines_of = quiet_lines if verbosity < 0 else table_lines if verbosity > 0 else brief_lines
     if verbosity >= 0:
         reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.plugin.items import session_of, source_of, wrapped
+from pytest_ddpscale.plugin.items import session_of, source_of
 from pytest_ddpscale.util.printable import shell_line
 
 if TYPE_CHECKING:
@@ -24,12 +22,11 @@ if TYPE_CHECKING:
 _LOG_EVERY_S = 60.0
 
 
-@dataclass(eq=False, repr=False)  # every pytest session creates the class, so keep that fast
-class Run:
+class Run:  # every pytest session creates the class, and a dataclass or named tuple takes half a millisecond
     """The measurements of this session, made when first needed, with progress shown to the listener."""
 
-    session: AcceptanceSession
-    listener: Listener
+    def __init__(self, session: AcceptanceSession, listener: Listener) -> None:
+        self.session, self.listener = session, listener
 
     def __repr__(self) -> str:
         """Short, because pytest prints it at each failed assertion, and all evidence is attached."""
@@ -66,18 +63,17 @@ class RequirementNotMet(AssertionError):
         self.verdict = verdict
 
 
-@dataclass(eq=False, repr=False)
 class ItemVerdict:
     """The verdict on one item's requirement, measured and judged when first needed."""
 
-    requirement: JudgeableRequirement
-    run: Run
+    def __init__(self, requirement: JudgeableRequirement, run: Run) -> None:
+        self.requirement, self.run = requirement, run
 
     def __repr__(self) -> str:
         """Short, as in `Run`."""
         return f"<verdict on {self.requirement.case.id}>"
 
-    @cached_property
+    @property
     def verdict(self) -> Verdict:
         """Outcome, value, interval, bound and culprits."""
         session = self.run.session
@@ -108,12 +104,11 @@ class ItemVerdict:
             raise RequirementNotMet(self.verdict, self.explain())
 
 
-@dataclass(eq=False, repr=False)
 class JudgeableRequirement:
     """One requirement of thresholds.yaml, the value of the `requirement` fixture."""
 
-    case: AnyCase
-    source: EvidenceSource
+    def __init__(self, case: AnyCase, source: EvidenceSource) -> None:
+        self.case, self.source = case, source
 
     def __repr__(self) -> str:
         """Short, as in `Run`."""
@@ -173,8 +168,7 @@ def _progress(config: pytest.Config) -> Listener:
                 reporter.rewrite(line[: reporter._tw.fullwidth - 1], erase=True)
                 return
             reporter.ensure_newline()
-            for one in wrapped(config, [line]) if reporter.isatty else [line]:  # which stays one line in a log file
-                reporter.write_line(one)
+            reporter.write_line(line)
 
     if warning := load_warning(os.getloadavg()[0], os.cpu_count() or 1):
         show(warning, False)

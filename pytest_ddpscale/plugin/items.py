@@ -30,7 +30,6 @@ class Told:
         self.refusal: pytest.UsageError | None = None  # error found during collection
         self.workers_refusal = ""  # error of an xdist worker
         self.spoiled: list[Blocker] = []  # items that were skipped, or failed for another reason than a verdict
-        self.timed_out = ""  # which time-out ended a test that may have been measuring
         self.shown: list[str] = []  # names of blockers that an item shows as a failure
         self.judgement: Judgement | None = None  # set once the run is concluded
         self.record: RunRecord | None = None  # of the concluded run
@@ -44,7 +43,7 @@ SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
 TOLD: pytest.StashKey[Told] = pytest.StashKey()
 # With any of these options pytest runs no test, so nothing is measured or concluded.
 _NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
-_ONE_PROCESS = "because all requirements are judged on one measurement, and each process would measure anew"
+EMPTY = object()  # the parameter of a test whose metrics no requirement has
 
 
 @contextmanager
@@ -114,31 +113,27 @@ def wrapped(config: pytest.Config, lines: Iterable[str]) -> list[str]:
     return [line for one in broken for line in one]
 
 
+def asked_for(item: pytest.Item | pytest.Collector) -> object:
+    """The parameter of a test's fixture `requirement`; None if it has none."""
+    return getattr(getattr(item, "callspec", None), "params", {}).get("requirement")
+
+
 def case_of(item: pytest.Item) -> AnyCase | None:
     """The requirement that an item judges; None if it judges none."""
-    callspec = getattr(item, "callspec", None)
-    case = callspec.params.get("requirement") if callspec is not None else None
+    case: Any = asked_for(item)
     return case if hasattr(case, "requirement") else None
 
 
 def uses(item: pytest.Item, fixture: str) -> bool:
     """Whether a test uses this plugin's fixture of that name, not one of its own project."""
     info: Any = getattr(item, "_fixtureinfo", None)
-    fixtures: Any = info.name2fixturedefs.get(fixture, ()) if info is not None else ()
-    return len(fixtures) > 0 and fixtures[-1].func.__module__ == f"{__package__}.fixtures"
+    found: Any = info and info.name2fixturedefs.get(fixture)
+    return bool(found) and found[-1].func.__module__ == f"{__package__}.fixtures"
 
 
 def may_measure(item: pytest.Item) -> bool:
     """Whether measuring may happen in a test: it judges a requirement, or uses `run`."""
     return case_of(item) is not None or uses(item, "run")
-
-
-def is_empty(item: pytest.Item | pytest.Collector) -> bool:
-    """Whether pytest made this item for a metric without requirements."""
-    params = getattr(getattr(item, "callspec", None), "params", ())
-    if not isinstance(item, pytest.Item) or "requirement" not in params:
-        return False
-    return uses(item, "requirement") and case_of(item) is None
 
 
 def marked_metrics(definition: pytest.Function) -> set[str]:
@@ -167,23 +162,19 @@ def refuse_options(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None) or config.getoption("tx", None):
         raise pytest.UsageError(
-            "pytest-xdist is active with workers; expected one pytest process, because measurements of several would "
-            "disturb each other. Run without -n (torchrun starts the ranks), or with -p no:xdist."
+            "pytest-xdist is active with workers; expected one pytest process, "
+            "as several would disturb each other. Run without -n, or with -p no:xdist."
         )
-    if _has(config, "pytest_forked") and config.getoption("forked", None):
-        raise _refused_fork("active with --forked", "without --forked")
+    if config.getoption("forked", None):
+        raise pytest.UsageError(
+            "pytest-forked is active with --forked; expected one pytest process, "
+            "as each would measure anew. Run without --forked."
+        )
     if sys.flags.optimize and config.getoption("assertmode", "rewrite") == "plain":
         raise pytest.UsageError(
-            "python -O with --assert=plain drops every assert, so a site's own test could not fail. "
+            "python -O with --assert=plain drops asserts, so no own test could fail. "
             "Run without -O, or without --assert=plain."
         )
-
-
-def refuse_marks(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse the same of single tests that measure. Raises pytest.UsageError."""
-    for item in items if _has(config, "pytest_forked") else ():
-        if may_measure(item) and item.get_closest_marker("forked"):
-            raise _refused_fork(f"asked for by the mark 'forked' of {item.nodeid}", "without that mark")
 
 
 def lift_time_limit(item: pytest.Item) -> None:
@@ -192,14 +183,6 @@ def lift_time_limit(item: pytest.Item) -> None:
     The plan has limits of its own. A mark of the site's, on the test itself, is kept. Without the plugin, the mark is
     unknown, which `--strict-markers` refuses.
     """
-    is_limited = _has(item.config, "timeout", "pytest_timeout")  # by its entry point, and by -p
+    is_limited = any(map(item.config.pluginmanager.hasplugin, ("timeout", "pytest_timeout")))  # its own name, and by -p
     if is_limited and may_measure(item) and item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(0))
-
-
-def _refused_fork(found: str, instead: str) -> pytest.UsageError:
-    return pytest.UsageError(f"pytest-forked is {found}; expected one pytest process, {_ONE_PROCESS}. Run {instead}.")
-
-
-def _has(config: pytest.Config, *names: str) -> bool:
-    return any(map(config.pluginmanager.hasplugin, names))

@@ -6,13 +6,13 @@ a test as passed although the session was interrupted during it.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plugin.items import TOLD, case_of
 
 if TYPE_CHECKING:
@@ -30,40 +30,22 @@ def report_as_json(session: pytest.Session, source: EvidenceSource) -> None:
     if not plugins.hasplugin("terminalreporter"):  # pytest-json-report fails with -p no:terminal
         return
     if getattr(config, "_json_report", None) is None and plugins.hasplugin("pytest_jsonreport"):
-        assert source.run is not None
-        config.option.json_report_verbosity = -1  # the summary names the run directory
-        config.option.json_report_file = str(source.run.path / JSON_REPORT)
+        config.option.json_report_file, config.option.json_report_verbosity = "", -1  # we write it, and tell where
         reporter = JSONReport(config)
         plugins.register(reporter)
         reporter.pytest_configure(config)
         reporter.pytest_sessionstart(session)
-    if getattr(config, "_json_report", None) is not None:
-        plugins.register(_Concluded(session, source.subject.sku))
-
-
-def keep_json_report(config: pytest.Config, directory: Path) -> None:
-    """Copy a JSON report that the user has written elsewhere into the run directory."""
-    reporter: Any = getattr(config, "_json_report", None)
-    if getattr(reporter, "report", None) is None or (directory / JSON_REPORT).exists():
-        return
-    with contextlib.suppress(OSError):  # only a copy; the user's own file and verdicts.json exist
-        reporter.save_report(str(directory / JSON_REPORT))
+    plugins.register(_Concluded(session, source))
 
 
 class _Concluded:
     """Adds the verdicts to the report."""
 
-    def __init__(self, session: pytest.Session, sku: str) -> None:
-        self._told, self._sku = session.config.stash[TOLD], sku
+    def __init__(self, session: pytest.Session, source: EvidenceSource) -> None:
+        self._told, self._source = session.config.stash[TOLD], source
         self._requirements = {item.nodeid: case.id for item in session.items if (case := case_of(item))}
-        self._passed: dict[str, set[str]] = {}  # passed stages, by test
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record what passed, because with --json-report-summary the report has counts but no tests."""
-        stages = self._passed.setdefault(report.nodeid, set())
-        stages.add(report.when if report.passed else report.outcome)
-
-    @pytest.hookimpl(trylast=True)  # after any other plugin that adds numbers
+    @pytest.hookimpl(optionalhook=True, trylast=True)  # after any other plugin that adds numbers
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
         """Add verdicts and outcome, turn interrupted tests into errors, and replace numbers that JSON lacks."""
         judgement = self._told.judgement
@@ -75,36 +57,32 @@ class _Concluded:
             outcome, lead, counts = judgement.outcome, headline(judgement), counts_text(judgement)
             verdicts = {one.id: one for one in judgement.verdicts}
         # Copied, because other plugins show the same dictionary.
-        concluded = {"outcome": outcome, "headline": lead, "requirements": counts, "sku": self._sku}
+        concluded = {"outcome": outcome, "headline": lead, "requirements": counts, "sku": self._source.subject.sku}
         json_report["environment"] = {**json_report.get("environment", {}), **concluded}
-        interrupted = {test for test, stages in self._passed.items() if stages < {"setup", "call", "teardown"}}
+        interrupted = 0
         for test in json_report.get("tests", ()):
             # Blockers that no item shows are reported by their requirement's name.
             name = self._requirements.get(test["nodeid"], test["nodeid"].removeprefix("ddpscale::"))
             if verdict := verdicts.get(name):
                 test["metadata"] = {**test.get("metadata", {}), **_values(verdict)}
-            if test["nodeid"] in interrupted:
-                test["outcome"] = "error"
+            if test["outcome"] == "passed" and not {"setup", "call", "teardown"} <= test.keys():
+                test["outcome"], interrupted = "error", interrupted + 1
         if interrupted:
             summary = json_report["summary"]
-            summary["passed"] -= len(interrupted)
-            summary["error"] = summary.get("error", 0) + len(interrupted)
+            summary["passed"] -= interrupted
+            summary["error"] = summary.get("error", 0) + interrupted
         # As it would be written, with None in place of NaN and infinities.
         finite = json.loads(json.dumps(json_report, default=str), parse_constant=lambda _: None)
         json_report.clear()
         json_report.update(finite)
+        if self._source.run is not None:
+            with suppress(BadInput, OSError):  # only a view; verdicts.json exists
+                self._source.run.write_json(self._source.run.path / JSON_REPORT, finite)
 
 
 def _values(verdict: Verdict) -> dict[str, object]:
     from pytest_ddpscale.report.words.verdicts import culprit_text
 
-    return {
-        "id": verdict.id,
-        "outcome": verdict.outcome,
-        "value": verdict.value,
-        "interval": verdict.interval,
-        "bound": dict(verdict.bound),
-        "unit": verdict.unit,
-        "margin": verdict.margin,
-        "culprits": [culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits],
-    }
+    names = ("id", "outcome", "value", "interval", "bound", "unit", "margin")
+    culprits = [culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits]
+    return {**{name: getattr(verdict, name) for name in names}, "culprits": culprits}

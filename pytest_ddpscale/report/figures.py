@@ -110,7 +110,7 @@ def write_pngs(drawn: list[Picture], directory: Path) -> None:
         png, path = one.png(), directory / f"{one.key}.png"
         directory.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png)
-        drawn[at] = replace(one, path=f"{directory.name}/{path.name}")
+        drawn[at] = one._replace(path=f"{directory.name}/{path.name}")
 
 
 def heat_map(about: About, evidence: Evidence, verdicts: Iterable[Verdict]) -> Picture | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.words.verdicts import culprit_name, culprit_text, verdict_word
@@ -46,7 +45,7 @@ def machine_blocks(judgement: Judgement, evidence: Evidence) -> Iterator[Block]:
     rows = [(host, _found_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in troubled]
     shown = first_rows(table(_TITLES, rows, caption=_OF_NODES, style="nodes"), ALL_ROWS_UP_TO)
     notes = ([tested.get(host, _UNKNOWN)[0], *_remarks(named[host])] for host in troubled[:ALL_ROWS_UP_TO])
-    yield replace(shown, below={number: Note(lines) for number, lines in enumerate(notes, 1)})
+    yield shown._replace(below={number: Note(lines) for number, lines in enumerate(notes, 1)})
     if sound := known - named.keys():
         who = count_text(len(sound), "other node" if named else "node")
         said = f"{who}: {'named by no failure' if missed else 'all requirements met'}"

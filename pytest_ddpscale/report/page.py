@@ -170,7 +170,7 @@ def _first(
         yield Line(["Measure everything again: ", Code(shell_line(run.command_again))], "step")
     yield bullets([cause.warning_text(one) for one in cause.warnings(judgement)], _MOST_SHOWN)
     numbers = [(*one[:4], Word(one[4], _STYLES.get(one[4], "undecided"))) for one in key_numbers(judgement)]
-    yield table(("", "Value", "Of", "Bound", "Verdict"), numbers, style="numbers")
+    yield table(("", "Value", "Of", "Bound", "Verdict"), numbers)
     yield Facts(facts(judgement, run, versions, evidence.gangs))
     told = [("Reservations", one) for one in (*judgement.notes_of("variable"), *reservations(judgement))]
     yield Facts([*told, *(("Not tested", _with_code(one)) for one in not_tested_lines(judgement))], "lines")

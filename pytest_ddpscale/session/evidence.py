@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -104,7 +102,7 @@ def find_source(site: Site) -> EvidenceSource:
     if earlier is not None:
         sku = measured_sku(thresholds, settings, earlier)
         if earlier.is_only_begun:  # killed before it had a plan: measure a new run in its place
-            site = replace(site, settings=replace(settings, resume=None, run_dir=earlier.path))
+            site = replace(site, settings=settings._replace(resume=None, run_dir=earlier.path))
             earlier = None
         else:
             unfinished(earlier)  # refused before this machine is looked at
@@ -166,9 +164,10 @@ class EvidenceSource:
     @property
     def expected_samples_per_s(self) -> dict[str, float]:
         """Expected throughput of one GPU by workload, from the thresholds; only for time estimates."""
-        training = (case.requirement for case in training_cases(self.cases))
-        throughput = (one for one in training if one.definition is THROUGHPUT_PER_GPU and one.world_size == 1)
-        return {one.workload: one.source.measured or one.bound for one in throughput}
+        return {
+            one.workload: one.source.measured or one.bound for case in training_cases(self.cases)
+            if (one := case.requirement).definition is THROUGHPUT_PER_GPU and one.world_size == 1
+        }  # fmt: skip
 
     @cached_property
     def again(self) -> tuple[str, ...]:
@@ -251,11 +250,9 @@ class EvidenceSource:
             return
         raise OptionError(
             "--ddp-resume",
-            f"{devices} devices on {fresh.nodes} nodes can be used here, but {run.path} was started with {before} on "
-            f"{plan.nodes}",
-            "the same",
-            "Resume it on the same machines with the same options "
-            f"(--ddp-nodes={plan.nodes} --ddp-gpus-per-node={plan.layout.ranks_per_node}), or start a new run.",
+            f"{devices} devices on {fresh.nodes} nodes are here, not {before} on {plan.nodes}",
+            "those that the run was started with",
+            f"Type --ddp-nodes={plan.nodes} --ddp-gpus-per-node={then[1]}, or start a new run.",
         )
 
     def _go_on(self) -> None:
@@ -265,8 +262,6 @@ class EvidenceSource:
         self.missing, self.plan_to_measure = missing, self.plan.part(missing) if missing else None
         planned = len(self.plan.study_ids)
         kept = f"{planned - len(missing)} of {planned} studies were measured and are kept"
-        if not missing:
-            kept = f"all {planned} studies were measured, so nothing is measured now"
         self.announcement = f", and resumes {run.path}: {kept}"
 
     def open_run(self) -> None:
@@ -455,15 +450,7 @@ class EvidenceSource:
 
     def _read(self) -> Evidence:
         """The evidence in the measured run. Raises RunDirectoryError."""
-        # The evidence lives as long as the session, so freeze it to spare the garbage collector. Not if other tests
-        # have loaded triton, which prints warnings at exit about objects that are never collected.
-        gc.disable()
-        try:
-            return read_evidence(self.measured_run, self.writing_problem or DIED)
-        finally:
-            gc.enable()
-            if "triton" not in sys.modules:
-                gc.freeze()
+        return read_evidence(self.measured_run, self.writing_problem or DIED)
 
     def _read_earlier(self) -> Evidence:
         """The evidence in another session's run; also checks its baseline, so that a broken one is refused early and
@@ -531,7 +518,7 @@ def unfinished(run: RunDirectory) -> tuple[Sequence[AnyCase], dict[str, str]]:
     if measured_by != __version__:
         raise RunDirectoryError(
             str(run.path), f"was measured by pytest-ddpscale {measured_by}", f"version {__version__}, which runs here",
-            "Rounds of two versions are not comparable: install that version to resume, or start a new run.",
+            "Rounds of two versions are not comparable: install that one, or start a new run.",
         )  # fmt: skip
     plan, measured, ends = run.read_plan(), studies_measured(records), ends_of(records)
     try:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
+import math
 import os
+import platform
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from pytest_ddpscale.errors import SkuError, ThresholdsError
+from pytest_ddpscale.errors import OptionError, SkuError, ThresholdsError
 from pytest_ddpscale.launch.launcher import Cluster, launcher_for
-from pytest_ddpscale.node.survey import GpusHere, refuse_missing_torch
+from pytest_ddpscale.node.processes import Command
+from pytest_ddpscale.node.survey import GpusHere, refuse_missing_torch, survey_command, survey_from, usable
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import LoweredBound
-from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_here, without_lost_memory
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.cases import device_type
@@ -34,6 +35,8 @@ from pytest_ddpscale.util.packaged import packaged
 DEFAULT_NAME = "thresholds.yaml"
 USUAL_GPUS_PER_NODE = 8
 THIS_MACHINE = Cluster()
+# `nvidia-smi` takes up to ten seconds on eight GPUs without persistence mode.
+DRIVER_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -165,22 +168,9 @@ def thresholds_path(site: Site) -> Path:
 
 def load_unchanged(used: ThresholdsUsed, *copies: Path) -> ThresholdsFile:
     """The thresholds with which a run began, from their place or a copy. Raises ThresholdsError if they are nowhere."""
-    refused: ThresholdsError | None = None
     for path in (Path(used.path), *copies):
-        try:
-            found = load_thresholds(path, of_earlier_run=True)
-        except ThresholdsError as error:
-            with suppress(OSError):
-                is_same = used.digests.startswith(hashlib.sha256(path.read_bytes()).hexdigest())
-                refused = error if is_same else refused
-            continue
-        if found.digests == used.digests:
+        if path.is_file() and (found := load_thresholds(path, of_earlier_run=True)).digests == used.digests:
             return found
-    if refused is not None:
-        raise ThresholdsError(
-            refused.where, f"the file is as it was when the run began, but is refused now: {refused.found}",
-            refused.expected, "Correct a copy, and name it with --thresholds.",
-        )  # fmt: skip
     raise ThresholdsError(
         used.path, "is gone or has changed since the run began", f"the same file (sha256 {used.digests})",
         "Restore it, or name the file to judge by with --thresholds.",
@@ -218,7 +208,7 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     settings, skus = site.settings, thresholds.thresholds.skus
     cluster = launcher_for(settings, os.environ).cluster(plans_only=site.collect_only)
     if cluster.slots is not None and settings.gpus_per_node is None:
-        settings = replace(settings, gpus_per_node=cluster.slots)
+        settings = settings._replace(gpus_per_node=cluster.slots)
         site = replace(site, settings=settings)
     no_devices_here = site.collect_only or cluster.is_elsewhere
     if sku == AUTO and cluster.is_elsewhere and not site.collect_only:
@@ -230,7 +220,7 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     named = "" if sku == AUTO else thresholds.sku_name(sku)
     # A broken driver prevents neither planning nor runs on a CPU.
     needs_gpu = not named or not (no_devices_here or skus[named].detect.device == "cpu")
-    here = without_lost_memory(gpus_here(), thresholds) if needs_gpu else GpusHere()
+    here = gpus_here() if needs_gpu else GpusHere()
     gpus, silent, asked = here.gpus, here.silent, gpus_asked(settings, cluster)
     problems = [f"{error.where}: {error.found}" for error in silent]
     if judges_none and named and not gpus and (silent or here.is_fault) and _checks_gpus(skus[named]):
@@ -245,7 +235,7 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
         raise silent[0]
     if some_are_gone:  # a fault of the node, with a verdict, not a mistake on the command line
         problems.append(f"{len(gpus)} GPUs are visible here, {asked} were requested")
-        settings = replace(settings, gpus_per_node=None, world_sizes=None)
+        settings = settings._replace(gpus_per_node=None, world_sizes=None)
     per_node = devices_per_node(
         settings, subject.device_type, len(gpus), collect_only=site.collect_only, cluster=cluster
     )
@@ -263,3 +253,102 @@ def _checks_gpus(sku: Sku) -> bool:
 def usual_devices(sku: Sku) -> int:
     """Assumed number of GPUs of a node that cannot be inspected."""
     return (sku.node.gpus if sku.node else None) or USUAL_GPUS_PER_NODE
+
+
+def gpus_here(limit_s: float = DRIVER_LIMIT_S) -> GpusHere:
+    """Survey the GPUs of this machine, in a process of its own, because a call that hangs could not be abandoned here.
+
+    Raises:
+        SkuError: NVML hangs, crashes or is broken, or a MIG slice is requested.
+    """
+    host = platform.node()
+    command = Command(survey_command(host, "--post-mortem"), limit_s)
+    command.is_done(math.inf)
+    return gpus_of(survey_from(command, host), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+
+
+def gpus_of(survey: Survey, hidden: str) -> GpusHere:
+    """The GPUs of a survey that had this CUDA_VISIBLE_DEVICES. Raises SkuError as `gpus_here`."""
+    slices = [entry.strip() for entry in hidden.split(",") if entry.strip().startswith("MIG-")]
+    if slices:
+        raise SkuError(
+            "CUDA_VISIBLE_DEVICES", f"{slices[0]} is a MIG slice",
+            "whole GPUs, because thresholds apply to whole GPUs",
+            "Disable MIG (`nvidia-smi -mig 0`), or name GPUs by index or GPU-UUID.",
+        )  # fmt: skip
+    found, action = survey.problem, "Look for Xid messages with `dmesg`; drain the node and reboot it if it hangs."
+    if "cannot be loaded" in survey.driver_problem:  # as `telemetry.nvml` says of a library that is there
+        return GpusHere(why_none=survey.driver_problem, is_fault=True)
+    if survey.driver_problem:
+        found = f"the NVIDIA driver is loaded but does not answer ({survey.driver_problem})"
+        action = "Make `nvidia-smi` work on this machine first: reload the driver or reboot."
+    if found:
+        raise SkuError(f"NVML on {survey.host}", found, "a working driver", action)
+    shown = [gpu for gpu in survey.gpus if gpu.is_visible]
+    silent = [_silence(gpu, survey.host, why) for gpu in shown if (why := _why_silent(gpu))]
+    gpus = [gpu for gpu in usable(survey.gpus) if not _why_silent(gpu)]
+    if gpus or silent:
+        return GpusHere(gpus, silent)
+    if hidden == "NoDevFiles":
+        return GpusHere(why_none=f"the job was given no GPU (CUDA_VISIBLE_DEVICES={hidden}): ask for GPUs of each node")
+    if survey.gpus:
+        why = f"CUDA_VISIBLE_DEVICES={hidden} or a cgroup hides all {len(survey.gpus)} GPUs of this machine"
+        return GpusHere(why_none=why)
+    if not survey.has_driver:
+        return GpusHere(why_none="no NVIDIA driver is loaded here")
+    why = "the NVIDIA driver is loaded and lists no GPU: look for Xid messages with `dmesg`"
+    return GpusHere(why_none=why, is_fault=True)
+
+
+def _why_silent(gpu: SurveyedGpu) -> str:
+    """Why a GPU cannot be told or used; empty if it can."""
+    lost = "the driver has lost this GPU (NVML: GPU is lost)" if gpu.is_lost else ""
+    unread = gpu.unreadable.get("memory_bytes", "")
+    # A GPU that shares the host's memory, such as GB10, has none of its own.
+    is_fault = unread and "not supported" not in unread.lower()
+    return lost or gpu.problem or (f"nvmlDeviceGetMemoryInfo fails ({unread})" if is_fault else "")
+
+
+def _silence(gpu: SurveyedGpu, host: str, why: str) -> SkuError:
+    action = "Look for Xid messages with `dmesg`, drain the node, then reset the GPU or reboot."
+    action = action if gpu.is_lost else "Make `nvidia-smi` work on this machine first."
+    return SkuError(f"GPU {gpu.index} of {host}", why, "a GPU that answers", action)
+
+
+def gpus_asked(settings: Settings, cluster: Cluster) -> int:
+    """How many GPUs per node the user's options require; 0 if they do not say."""
+    return settings.gpus_per_node or -(-max(settings.world_sizes or (0,)) // cluster.nodes)
+
+
+def devices_per_node(
+    settings: Settings, kind: DeviceType, gpus: int, *, collect_only: bool, cluster: Cluster
+) -> int | None:
+    """How many ranks fit a node; None if unknown, as on a laptop that only plans.
+
+    Raises:
+        OptionError: more ranks are requested than fit, or the number is not given for other machines.
+    """
+    asked, present = settings.gpus_per_node, gpus
+    if cluster.is_elsewhere and asked is None and not collect_only:
+        raise OptionError(
+            "--ddp-gpus-per-node", "not given, and GPUs of other machines cannot be counted from here",
+            "the number of GPUs on each node (on CPU: of ranks)",
+        )  # fmt: skip
+    if cluster.is_elsewhere or (kind == "cuda" and gpus == 0 and collect_only):
+        if asked is None:
+            return None
+        present = asked
+    elif kind == "cpu":
+        present = asked or len(os.sched_getaffinity(0))
+    usable, largest = asked or present, max(settings.world_sizes or (0,))
+    what, most = "GPUs are visible" if kind == "cuda" else "CPU cores can be used", usable * cluster.nodes
+    if usable > present:
+        raise OptionError("--ddp-gpus-per-node", f"found {usable}, but {present} {what}", f"at most {present}")
+    found, hint = f"found {largest}, but {usable} {what}", ""
+    if cluster.nodes > 1:
+        found = f"found {largest}, but {cluster.nodes} nodes have room for {usable} ranks each"
+    elif kind == "cpu":
+        hint = f"On CPU, --ddp-gpus-per-node={largest} lets ranks share cores."
+    if largest > most:
+        raise OptionError("--ddp-world-sizes", found, f"at most {most}", hint)
+    return usable

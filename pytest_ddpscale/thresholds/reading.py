@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeAlias
 import yaml
 
 from pytest_ddpscale.errors import ThresholdsError
-from pytest_ddpscale.util.nearest import did_you_mean_path
+from pytest_ddpscale.util.nearest import did_you_mean
 
 YamlPath: TypeAlias = tuple[str | int, ...]
 # Several times the packaged file; reading that much takes about a second.
@@ -155,7 +155,8 @@ def _read(path: Path, named_by: Mark | None) -> bytes:
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise refusal(f"does not exist{did_you_mean_path(path, path.parent.glob('*.y*ml'))}") from None
+        others = (one.name for one in path.parent.glob("*.y*ml"))
+        raise refusal(f"does not exist{did_you_mean(path.name, others)}") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise refusal(f"cannot be read ({error})") from None
     if len(raw) > LARGEST_FILE_BYTES:

@@ -26,21 +26,12 @@ class CommandParser(argparse.ArgumentParser):
         self.register("action", "parsers", _Commands)
         self.set_defaults(parser=self, run=_print_help)
 
-    def complete(self) -> None:
-        """Add the options that were left for later."""
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        """As argparse's, with all options."""
         later, self.later = self.later, None
         if later is not None:
             later(self)
-
-    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
-        """As argparse's, with all options."""
-        self.complete()
         return super().parse_known_args(*arguments, **options)
-
-    def format_help(self) -> str:
-        """As argparse's, with all options."""
-        self.complete()
-        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """End the process."""

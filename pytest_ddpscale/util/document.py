@@ -1,7 +1,11 @@
 """A report as a list of blocks, written as one HTML page, as Markdown and as lines of text; rows also as CSV.
 
 Every report of the product is such a list. No block takes markup: each writer makes text from outside one line and
-escapes it. What holds nothing is not written. Styles are class names of report.css, which says what each is for.
+escapes it. What holds nothing is not written. Styles are class names of report.css. Headline, Word:
+passed, failed, warned, undecided (an outcome), tag (a category). Line: step (what to do), legend (how to read what is
+above), watermark, live, nav, skip. Items: causes, signatures. Facts: lines (one below the other). Table: nodes,
+requirements. Section: first. Written by the writer: word, facts, box, sortable, note, n (a number), figures, wide.
+On paper what a signature stands for is open: all of these parts but evidence.
 """
 
 from __future__ import annotations
@@ -13,13 +17,12 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from html import escape
 from itertools import groupby
 from pathlib import Path
 from string import Template
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from pytest_ddpscale.util.listing import first_few
@@ -28,43 +31,37 @@ from pytest_ddpscale.util.printable import one_line
 Cell: TypeAlias = str | int | float | bool | None
 _NUMBERS = (int, float, type(None))
 # A spreadsheet takes a cell that begins with one of these for a formula, also after white space.
-_FORMULA_STARTS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
-                   "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
+_FORMULA_STARTS = ("=", "+", "-", "@")
 # A closing bracket makes a link only before another bracket, and an underscore makes emphasis only at the edge of a
 # word, so names such as metric_name[workload-8gpu] need no escapes.
 _SPECIAL = re.compile(r"[\\`*|#~$]|\](?=[(\[])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _GAP = "  "
 _PAGE_ONLY = ("nav", "skip")  # styles of lines that lead to a part of the page
-_MORE = {"nav": ' aria-label="Contents"', "live": ' role="status"'}
 _MOST_ROWS, _MOST_NUMBERED = 50, 10  # of a table, and of a list, in Markdown, which goes into a ticket
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """Words in bold; with a style, those of a verdict or a category."""
 
     text: str
     style: str = ""
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """Words that lead to ``#anchor`` in the page, or to a file of the run, which only Markdown links."""
 
     text: str
     to: str
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(NamedTuple):
     """A command, to be pasted."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """How much is done, in per cent; only on a page."""
 
     per_cent: int
@@ -74,24 +71,21 @@ Span: TypeAlias = str | Word | Link | Code | Bar
 Text: TypeAlias = Span | Sequence[Span]
 
 
-@dataclass(frozen=True)
-class Headline:
+class Headline(NamedTuple):
     """The answer, with the style of its outcome."""
 
     text: Text
     style: str = ""
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A paragraph."""
 
     text: Text
     style: str = ""
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(NamedTuple):
     """A list, see `bullets`; numbered from `start` if it is not 0, each with an anchor if they have a name."""
 
     items: Sequence[Sequence[Block]]
@@ -100,16 +94,14 @@ class Items:
     style: str = ""
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """Names with what is said of each; a name may stand several times in a row."""
 
     pairs: Sequence[tuple[Text, Text]]
     style: str = ""
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column.
 
     Attributes:
@@ -123,16 +115,14 @@ class Column:
     may_shrink: bool = False
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """What is said of the rows above it: to all readers, and as evidence to those of the page who ask."""
 
     lines: Sequence[Text]
     evidence: Sequence[Text] = ()
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows, each with a cell for each column, of which the first names the row.
 
     Attributes:
@@ -144,7 +134,7 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Text]]
     caption: str = ""
-    below: Mapping[int, Note] = field(default_factory=dict)
+    below: Mapping[int, Note] = {}
     more: Text = ""
     style: str = ""
 
@@ -154,15 +144,13 @@ class Table:
         return [column.title for column in self.columns]
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """Lines of another program, with their columns."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A drawn picture, which contains its title; where it could not be drawn, its caption says why.
 
     Attributes:
@@ -185,15 +173,13 @@ class Picture:
     path: str = ""
 
 
-@dataclass(frozen=True)
-class Gallery:
+class Gallery(NamedTuple):
     """Pictures side by side, where there is room."""
 
     pictures: Sequence[Picture]
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A part with a heading, and with an anchor if it has an id."""
 
     title: str
@@ -202,8 +188,7 @@ class Section:
     style: str = ""
 
 
-@dataclass(frozen=True)
-class Closed:
+class Closed(NamedTuple):
     """A part that readers of the page open; others are told that it is there, unless it is open or short."""
 
     title: str
@@ -212,8 +197,7 @@ class Closed:
     is_short: bool = False
 
 
-@dataclass(frozen=True)
-class Hole:
+class Hole(NamedTuple):
     """Where `filled` puts what changes while the rest of the page stays."""
 
     name: str
@@ -234,7 +218,7 @@ def table(
 def first_rows(whole: Table, most: int, all_in: str = "verdicts.json") -> Table:
     """The first rows of a table, and a note with the number of the others, which the file `all_in` has."""
     more = f"{len(whole.rows) - most} more: {all_in} lists all" if whole.rows[most:] else ""
-    return replace(whole, rows=whole.rows[:most], more=more)
+    return whole._replace(rows=whole.rows[:most], more=more)
 
 
 def bullets(lines: Iterable[Text], most: int | None = None, style: str = "") -> Items:
@@ -246,12 +230,9 @@ def bullets(lines: Iterable[Text], most: int | None = None, style: str = "") -> 
 
 def holds(block: Block) -> bool:
     """Whether there is anything to write."""
-    match block:
-        case Section(_, inner) | Closed(_, inner):
-            return any(map(holds, inner))
-        case Headline(some) | Line(some) | Listing(some) | Items(some) | Facts(some) | Gallery(some) | Table(_, some):
-            return bool(some)
-    return True
+    if isinstance(block, Section | Closed):
+        return any(map(holds, block.blocks))
+    return bool(block.rows if isinstance(block, Table) else block[0])
 
 
 def plain(text: Text) -> str:
@@ -278,20 +259,19 @@ def _columns(text: str) -> str:
 def html_page(title: str, blocks: Sequence[Block], refresh_s: int = 0) -> str:
     """A page of its own, which runs only our script and asks nothing of the network.
 
+    report.js sorts named tables by their heads, within each group of rows above a note as wide as the table, and
+    filters long ones. It reads the page again while the run goes on, unless the reader pressed Pause or uses a filter.
+
     With `refresh_s`, browsers reload it each so many seconds, also without the script.
     """
-    page, style, script = map(_packaged, ("page.html", "report.css", "report.js"))
+    here, names = Path(__file__).parent, ("page.html", "report.css", "report.js")
+    page, style, script = ((here / name).read_text("utf-8") for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     refresh = f'<noscript><meta http-equiv="refresh" content="{refresh_s}"></noscript>\n' if refresh_s else ""
     return Template(page).substitute(
         title=escape(one_line(title)), blocks=html(*blocks), style=style, script=script, digest=f"sha256-{digest}",
         refresh=refresh, refresh_s=refresh_s or "",
     )  # fmt: skip
-
-
-@cache
-def _packaged(name: str) -> str:
-    return (Path(__file__).parent / name).read_text("utf-8")
 
 
 def filled(page: str, name: str, *blocks: Block) -> str:
@@ -309,13 +289,12 @@ def _html(block: Block, level: int, near: str) -> str:
         case Headline(said, style):
             return _element("h1", _html_text(said), style)
         case Line(said, style):
-            return _element("nav" if style == "nav" else "p", _html_text(said), style, _MORE.get(style, ""))
+            return _element("nav" if style == "nav" else "p", _html_text(said), style)
         case Items(items, start, name, style):
             entries = ""
             for number, item in enumerate(items, start):
                 anchor = f' id="{name}-{number}"' if name else ""
-                one = _html_text(item[0].text) if len(item) == 1 and isinstance(item[0], Line) else html(*item)
-                entries += _element("li", one, more=anchor)
+                entries += _element("li", html(*item), more=anchor)
             return _element("ol" if start else "ul", entries, style, f' start="{start}"' if start > 1 else "")
         case Facts(pairs, style):
             parts = ""
@@ -403,9 +382,8 @@ def _html_picture(one: Picture) -> str:
     data, alt = base64.b64encode(one.svg).decode(), escape(one_line(one.alt))
     image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}">' if data else ""
     said = _element("figcaption", _html_text(one.caption)) if one.caption else ""
-    anchor = f' id="{escape(one_line(one.key))}"'
-    more = f'{anchor} tabindex="0"' if one.is_wide else anchor
-    numbers = html(Closed("As a table", [replace(one.table, caption=one.title)]))
+    numbers = html(Closed("As a table", [one.table._replace(caption=one.title)]))
+    more = f' id="{escape(one_line(one.key))}" tabindex="0"'  # a wide one scrolls
     return _element("figure", image + said + numbers, "wide" * one.is_wide, more)
 
 
@@ -426,12 +404,11 @@ def _markdown(block: Block, level: int) -> str:
         case Line(said, style):
             return "" if style in _PAGE_ONLY else _markdown_text(said)
         case Items(items, start):
-            shown = items[:_MOST_NUMBERED] if start else items
-            marks = [f"{start + at}. " if start else "- " for at in range(len(shown))]
-            written = [textwrap.indent(markdown(*item, level=level), " " * len(marks[0])).lstrip() for item in shown]
-            entries = [f"{mark}{one}" for mark, one in zip(marks, written, strict=True)]
-            more = [f"{len(items) - len(shown)} more: report.html lists them"] if items[len(shown) :] else []
-            return ("\n\n" if any("\n" in one for one in entries) else "\n").join([*entries, *more])
+            marks = [f"{at}. " if start else "- " for at, _ in enumerate(items, start)]
+            entries = [_hung(mark, markdown(*one, level=level)) for mark, one in zip(marks, items, strict=True)]
+            if start and (left := len(entries) - _MOST_NUMBERED) > 0:
+                entries[_MOST_NUMBERED:] = [f"{left} more: report.html lists them"]
+            return ("\n\n" if any("\n" in one for one in entries) else "\n").join(entries)
         case Facts(pairs):
             return "\n".join(f"- {_markdown_text(name)}: {_markdown_text(said)}" for name, said in pairs)
         case Table():
@@ -530,7 +507,7 @@ def _text(block: Block, width: int | None) -> Iterator[str]:
             for number, item in enumerate(items, start):
                 mark = f"{number}. " if start else "- "
                 inside = "\n".join(text_lines(*item, width=width and width - len(mark)))
-                yield from f"{mark}{textwrap.indent(inside, ' ' * len(mark)).lstrip()}".split("\n")
+                yield from _hung(mark, inside).split("\n")
         case Facts(pairs):
             for name, said in pairs:
                 yield from _wrapped(f"{plain(name)}: {plain(said)}", width)
@@ -543,6 +520,11 @@ def _text(block: Block, width: int | None) -> Iterator[str]:
         case Section(title, inner) | Closed(title, inner):
             yield from [one_line(title), "-" * len(one_line(title))] if title else []
             yield from text_lines(*inner, width=width)
+
+
+def _hung(mark: str, text: str) -> str:
+    """Lines below a mark, which stands before the first."""
+    return mark + textwrap.indent(text, " " * len(mark)).lstrip()
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:
@@ -564,8 +546,8 @@ def _text_table(block: Table, width: int | None) -> Iterator[str]:
         return
     for at, column in enumerate(block.columns):
         if column.may_shrink and over > 0:
-            kept = max(widths[at] - over, len(column.title), 1)
-            over, widths[at] = over - (widths[at] - kept), kept
+            wide, widths[at] = widths[at], max(widths[at] - over, len(column.title), 1)
+            over += widths[at] - wide
     for row in rows:
         cells = [shortened(cell, wide) for cell, wide in zip(row, widths, strict=True)]
         aligned = zip(block.columns, cells, widths, strict=True)

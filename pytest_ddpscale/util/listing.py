@@ -55,8 +55,7 @@ def alike(said: Mapping[str, str]) -> list[str]:
 
 def by_number(name: str) -> list[tuple[int, str]]:
     """Sort key that puts node2 before node10."""
-    parts = (part.lstrip("0") if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name)))
-    return [(len(part) if i % 2 else 0, part) for i, part in enumerate(parts)]
+    return [(int(part) if at % 2 else 0, part) for at, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def count_text(number: int, noun: str, plural: str = "") -> str:

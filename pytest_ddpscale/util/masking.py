@@ -14,17 +14,13 @@ _SECRET = r"(?:token|secret|pass(?:word|wd|phrase)?|(?<![a-z])(?:pw|pat|auth)|(?
 _SECRET_NAME = re.compile(rf".*{_SECRET}", re.IGNORECASE | re.DOTALL)
 _SECRET_OPTION = re.compile(rf"-[\w-]*{_SECRET}|authorization:", re.IGNORECASE)
 _SCHEME = re.compile("authorization: (bearer|basic)", re.IGNORECASE)
-# `token=…` and `Authorization: …` anywhere in a word, `--password …` in a word that is itself a command line, curl's
-# `--user=NAME:…`.
+# `token=…` and `Authorization: …` anywhere in a word, `--password …` in a word that is itself a command line.
 _SECRET_WITHIN = re.compile(
-    rf"(?:{_SECRET}=|authorization:\s*|(?<![\w-])-(?:[\w-]*{_SECRET}\s+|(?:u|-user=)[^\s:]+:(?!\d+$)))(?=.)",
+    rf"(?:{_SECRET}=|authorization:\s*|(?<![\w-])-[\w-]*{_SECRET}\s+)(?=.)",
     re.IGNORECASE | re.DOTALL,
 )
-# curl's; not the numbers of a user and a group.
-_USER = re.compile(r"[^\s:]+:(?!\d+$).+", re.DOTALL)
 _LOGIN = re.compile(r"(?<=://)[^\s/]*@")
-_QUOTED = re.compile(r"""(-[\w-]+=)?(["'])(.*)\2""", re.DOTALL)
-_LINE = re.compile(r"(-[\w-]+=)?(.*)", re.DOTALL)
+_WORD = re.compile(r"""(-[\w-]+=)?(["']?)(.*)\2""", re.DOTALL)
 # Words as a shell splits them, and the whitespace between them.
 _TOKEN = re.compile(r"""\s+|(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|\\.?|[^\s"'\\])+""", re.DOTALL)
 
@@ -51,7 +47,7 @@ def _masked(words: Iterable[str]) -> Iterator[str]:
             yield word
             continue
         is_password = is_of_sshpass and word.startswith("-p")
-        is_value |= (is_password and word != "-p") or (before in ("-u", "--user") and bool(_USER.fullmatch(word)))
+        is_value |= is_password and word != "-p"
         yield MASK if is_value else _masked_word(word)
         is_value = (is_password and word == "-p") or bool(
             _SECRET_OPTION.fullmatch(word) or _SCHEME.fullmatch(f"{before} {word}")
@@ -61,14 +57,11 @@ def _masked(words: Iterable[str]) -> Iterator[str]:
 
 
 def _masked_word(word: str) -> str:
-    quoted = _QUOTED.fullmatch(word)
-    if quoted is not None and not _SECRET_WITHIN.search(f"{quoted[1] or ''}'"):
-        return f"{quoted[1] or ''}{quoted[2]}{_masked_word(quoted[3])}{quoted[2]}"
-    line = _LINE.fullmatch(word)  # an argument that is a command line: ="--exclusive --comment=token=…"
-    if line is not None:
-        option, tokens = line[1] or "", _TOKEN.findall(line[2])
-        if len(tokens) > 1 and not _SECRET_WITHIN.search(option + tokens[0]):
-            return option + "".join(_masked(tokens))
+    parts = _WORD.fullmatch(word)
+    option, quote, inside = parts.groups("") if parts is not None else ("", "", word)
+    tokens = _TOKEN.findall(inside)  # of an argument that is a command line: ="--exclusive --comment=token=…"
+    if len(tokens) > 1 and not _SECRET_WITHIN.search(option + quote + tokens[0]):
+        return f"{option}{quote}{''.join(_masked(tokens))}{quote}"
     word = _LOGIN.sub(f"{MASK}@", word)
     begin = _SECRET_WITHIN.search(word)
     if begin is None:

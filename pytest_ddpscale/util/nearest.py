@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
 
 _MOST_COMPARED = 300  # names; each takes a tenth of a millisecond
 
@@ -14,10 +13,3 @@ def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """``; did you mean 'margin'?``, or empty if no known name is that similar."""
     near = difflib.get_close_matches(name, list(islice(known, _MOST_COMPARED)), n=1, cutoff=likeness)
     return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def did_you_mean_path(path: Path, known: Iterable[Path]) -> str:
-    """The same for a path, by its name without an extension; the first of several paths with one name counts."""
-    by_name = {one.stem: one for one in reversed(list(islice(known, _MOST_COMPARED)))}
-    near = difflib.get_close_matches(path.stem, by_name, n=1)
-    return f"; did you mean '{by_name[near[0]]}'?" if near else ""

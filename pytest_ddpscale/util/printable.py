@@ -29,8 +29,10 @@ def printable(text: str, *, has_lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept, text = ("\n\t", text.replace("\r\n", "\n")) if has_lines else ("", text)
-    may_stay = {one: one.isprintable() or one in kept or unicodedata.category(one) == "Zs" for one in text}
-    return "".join(one if may_stay[one] else one.encode("unicode_escape").decode("ascii") for one in text)
+    return "".join(
+        one if one.isprintable() or one in kept or unicodedata.category(one) == "Zs" else repr(one)[1:-1]
+        for one in text
+    )
 
 
 def one_line(text: str) -> str:
@@ -76,13 +78,12 @@ def printable_json(data: Any, key: str = "") -> Any:
 
 
 def printable_line(line: bytes) -> bytes:
-    """A line of JSON with all of its texts and keys `printable`; unchanged if it is none."""
+    """A line of JSON with all of its texts and keys `printable`; a line that is none stays."""
     if b"\\" not in line and line.isascii():  # in JSON control characters are escaped
         return line
     try:
         data = json.loads(line)
         json.dumps(data, ensure_ascii=False).encode()  # half a pair of surrogates is an error, not a text to be shown
-        shown = printable_json(data)
-        return line if shown == data else json.dumps(shown).encode() + b"\n"
+        return json.dumps(printable_json(data)).encode() + b"\n"
     except (ValueError, RecursionError):  # told by whoever decodes it
         return line

@@ -57,8 +57,8 @@ class Parsers:
                 if name not in choices:
                     return f"there is no subcommand {name!r}"
                 parser = choices[name]
-            assert isinstance(parser, CommandParser)
-            parser.complete()
+            if isinstance(parser, CommandParser) and parser.later is not None:
+                parser.later(parser)
             known = set(parser._option_string_actions)
         flags = {word.split("=")[0].rstrip("…,.") for word in command.arguments if word.startswith("--")} - {"--", ""}
         return ", ".join(f"there is no option {flag}" for flag in sorted(flags - known))

@@ -61,7 +61,7 @@ def test_every_command_in_a_sentence_exists(parsers: Parsers) -> None:
     [
         ("pytest --gpu-sku=b200 --ddp-roundz=9", "no option or mark --ddp-roundz=9"),
         ("pytest --gpu-sku=b201", "no SKU 'b201'"),
-        ("pytest --gpu-sku=b200 --ddp-rounds=3", "at least 8 rounds"),
+        ("pytest --gpu-sku=b200 --ddp-rounds=3", "a whole number from 8 to 10000"),
         ("pytest -m nodes_health --gpu-sku=cpu", "no option or mark nodes_health"),
         ("ddpscale simulate --gpu-sku a100 --out RUN --gpu 8", "unrecognized arguments: --gpu 8"),
         ("cd x && .venv/bin/ddpscale reports RUN | head", "invalid choice: 'reports'"),

@@ -38,7 +38,15 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
     """Exit code, output and errors."""
-    return lambda *words: (main(["history", *map(str, words)]), *capsys.readouterr())
+
+    def run(*words: object) -> tuple[int, str, str]:
+        try:
+            code = main(["history", *map(str, words)])
+        except SystemExit as refused:  # by argparse
+            code = int(refused.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
 
 
 def test_nodes_and_one_node_are_told_to_people_and_programs(typed: Typed, history: Path, tmp_path: Path) -> None:

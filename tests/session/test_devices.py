@@ -9,8 +9,7 @@ import pytest
 
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.launch.launcher import Cluster
-from pytest_ddpscale.session.devices import devices_per_node, gpus_here
-from pytest_ddpscale.session.open import THIS_MACHINE
+from pytest_ddpscale.session.open import THIS_MACHINE, devices_per_node, gpus_here
 from pytest_ddpscale.settings import settings_from
 from tests.approved import assert_approved
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory

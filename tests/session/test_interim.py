@@ -15,8 +15,7 @@ from pytest_ddpscale.report.while_measuring import REFRESH_S
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Interrupted, Notice
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.verdicts import Judgement, read_judged
-from pytest_ddpscale.session.interim import LARGEST_SHARE_OF_PROGRESS, Interim
-from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.session.session import LARGEST_SHARE_OF_PROGRESS, AcceptanceSession, Interim
 from tests.builders.records import gang_on, steady_block
 from tests.builders.sessions import SAMPLES_PER_S, InstantGang, Open
 

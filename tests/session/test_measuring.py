@@ -65,7 +65,7 @@ def test_a_question_that_makes_no_sense_is_refused(measuring: AcceptanceSession)
         ("speed", "r", 1), ("generation_ratio", "r", 1), ("throughput_per_gpu", "s", 1), ("throughput_per_gpu", "r", 3),
         ("strong_scaling_speedup", "r", 2),
     ):  # fmt: skip
-        with pytest.raises(OptionError, match=r"which the plan does not measure; .* Add a requirement on it"):
+        with pytest.raises(OptionError, match=r"which is not measured; .* Add a requirement on it"):
             measuring.samples(*question, nothing)
 
 

@@ -209,7 +209,7 @@ class TestResumed:
 
     def test_nodes_that_were_left_out_do_not_come_back(self, stage: Stage, tmp_path: Path) -> None:
         stage.run("leave-out")
-        with pytest.raises(OptionError, match=r"6 devices on 3 nodes can be used here, but .* was started with 4 on 2"):
+        with pytest.raises(OptionError, match=r"6 devices on 3 nodes are here, not 4 on 2"):
             self.resumed(stage, "leave-out", tmp_path)
 
     def resumed(self, stage: Stage, unfit: str, tmp_path: Path) -> AcceptanceSession:

@@ -27,7 +27,7 @@ import json, os, sys, time, pynvml
 from pathlib import Path
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.node.survey import post_mortem
-from pytest_ddpscale.session.devices import gpus_of
+from pytest_ddpscale.session.open import gpus_of
 time.sleep = lambda s: None
 for machine, visible in json.loads(sys.argv[1]):
     Path(os.environ["NVML_STAND_IN"]).write_text(machine)

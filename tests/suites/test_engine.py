@@ -50,7 +50,7 @@ def test_table_csv_json_and_picture_follow_from_rows_and_columns() -> None:
     assert_approved("suite-formats.txt", "\n".join(told))
     assert max(map(len, narrow)) <= 40
     picture = '<img alt="A &lt;size&gt;: ms, 1, 12.5, 12 … 13; ms, 3, 1; ms, 25, 2"'
-    of_command, of_failure = "&lt;b&gt;", "<li>1 &lt;KiB&gt; gave wrong results</li>"
+    of_command, of_failure = "&lt;b&gt;", "<li><p>1 &lt;KiB&gt; gave wrong results</p></li>"
     for one in (picture, "Sizes &lt;script&gt;", of_command, of_failure, "last lines of its NCCL log:"):
         assert one in page
     assert "<script>" not in page
@@ -168,7 +168,7 @@ def test_a_suite_of_ones_own_is_measured_told_again_and_resumed_by_the_same_comm
         said = refused(capsys, *other, "--ddp-resume=run")
         assert "run measures something else; expected the command and options that it was begun with" in said
     said = refused(capsys, *resumed, "--ddp-gpus-per-node=1")
-    assert "1 devices on 1 nodes can be used here, but run was started with 2 on 1" in said
+    assert "1 devices on 1 nodes are here, not 2 on 1" in said
 
 
 @pytest.mark.usefixtures("halves")

@@ -6,7 +6,6 @@ import base64
 import csv
 import io
 import re
-from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 
@@ -146,7 +145,7 @@ def test_tables_are_written_as_approved() -> None:
     reason = [Column("host"), Column("reason", may_shrink=True)]
     noted = Table(SPEEDS.columns, SPEEDS.rows, below={1: Note([(Word("why"), ": load")], ["GPU 3"]), 2: Note(["slow"])})
     tables = [
-        replace(SPEEDS, caption='Speeds, "GB/s"'), noted, table(("", ""), [("a", "1"), ("bb", "")]),
+        SPEEDS._replace(caption='Speeds, "GB/s"'), noted, table(("", ""), [("a", "1"), ("bb", "")]),
         Table(reason, [("node-12", "the whole interval misses it")]), first_rows(SPEEDS, 1), first_rows(SPEEDS, 2),
     ]  # fmt: skip
     written = [f"{html(one)}\n\n{markdown(one)}" for one in tables]

@@ -39,7 +39,6 @@ SPOKEN = st.one_of(
     st.builds(lambda name, secret: [f"--comment={name}={secret}"], NAME, SECRET),
     st.builds(lambda secret: ["sshpass", "-p", secret], SECRET),
     st.builds(lambda secret: ["Authorization:", "Bearer", secret], SECRET),
-    st.builds(lambda secret: ["-u", f"ann:{secret}"], SECRET),
     st.builds(lambda user, middle: [f"--index=https://{user}:{MARK}{middle}{MARK}@host/x"], IN_URL, IN_URL),
 )
 
@@ -104,9 +103,6 @@ def test_text_without_a_secret_stays_as_it_is(text: str) -> None:
             "--ddp-exec=curl -H 'Authorization: Bearer abc' {host}",
             f"--ddp-exec=curl -H 'Authorization: {MASK} {MASK}' {{host}}",
         ),
-        ("--ddp-exec=curl -u ann:abc {host}", f"--ddp-exec=curl -u {MASK} {{host}}"),
-        ("--user=ann:abc", f"--user=ann:{MASK}"),
-        ("-uann:abc", f"-uann:{MASK}"),
         (
             "--ddp-exec=bash -c 'sshpass -v -p abc ssh {host}'",
             f"--ddp-exec=bash -c 'sshpass -v -p {MASK} ssh {{host}}'",
