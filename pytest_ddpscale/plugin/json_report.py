@@ -7,6 +7,7 @@ a test as passed although the session was interrupted during it.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,12 @@ class _Concluded:
 
     def __init__(self, session: pytest.Session, source: EvidenceSource) -> None:
         self._told, self._source = session.config.stash[TOLD], source
+        self._passed = defaultdict[str, set[str]](set)  # stages, by test
         self._requirements = {item.nodeid: case.id for item in session.items if (case := case_of(item))}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record what passed, because with --json-report-summary the report has counts but no tests."""
+        self._passed[report.nodeid].add(report.when if report.passed else report.outcome)
 
     @pytest.hookimpl(optionalhook=True, trylast=True)  # after any other plugin that adds numbers
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
@@ -59,18 +65,18 @@ class _Concluded:
         # Copied, because other plugins show the same dictionary.
         concluded = {"outcome": outcome, "headline": lead, "requirements": counts, "sku": self._source.subject.sku}
         json_report["environment"] = {**json_report.get("environment", {}), **concluded}
-        interrupted = 0
+        interrupted = {test for test, stages in self._passed.items() if stages < {"setup", "call", "teardown"}}
         for test in json_report.get("tests", ()):
             # Blockers that no item shows are reported by their requirement's name.
             name = self._requirements.get(test["nodeid"], test["nodeid"].removeprefix("ddpscale::"))
             if verdict := verdicts.get(name):
                 test["metadata"] = {**test.get("metadata", {}), **_values(verdict)}
-            if test["outcome"] == "passed" and not {"setup", "call", "teardown"} <= test.keys():
-                test["outcome"], interrupted = "error", interrupted + 1
+            if test["nodeid"] in interrupted:
+                test["outcome"] = "error"
         if interrupted:
             summary = json_report["summary"]
-            summary["passed"] -= interrupted
-            summary["error"] = summary.get("error", 0) + interrupted
+            summary["passed"] -= len(interrupted)
+            summary["error"] = summary.get("error", 0) + len(interrupted)
         # As it would be written, with None in place of NaN and infinities.
         finite = json.loads(json.dumps(json_report, default=str), parse_constant=lambda _: None)
         json_report.clear()

@@ -106,17 +106,6 @@ def with_an_impossible_measurement(site: Site) -> None:
     site.write("measured/measurements.jsonl", "\n".join(lines) + "\n")
 
 
-# As pytest-forked does without its option.
-FORKED = """
-import pytest
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "forked: in a process of its own")
-    config.pluginmanager.register(object(), "pytest_forked")
-
-def pytest_itemcollected(item):
-    item.add_marker(pytest.mark.forked)
-"""
 ALL_NODES = "requirements: [{throughput_per_gpu: {all: 5}, of: resnet152-fp16, published: paper, bound: 1, because: x}]"
 BY_OWN = "judge --thresholds=own.yaml"
 REFUSED: dict[str, tuple[Step, ...]] = {
@@ -151,7 +140,6 @@ REFUSED: dict[str, tuple[Step, ...]] = {
         measured, own_test("pass", "requirement, run", "@pytest.mark.requirement()"), "judge",
         own_test("pass", "requirement, run", "@pytest.mark.requirement('weak_scaling_eficiency')"), "judge",
     ),
-    "the mark of pytest-forked": (measured, file("conftest.py", FORKED), "judge"),
     "workers, which would measure against each other": (
         measured, "-n 2 acceptance", "-n 2 judge", "-n 2 --ddp-resume=measured",
     ),

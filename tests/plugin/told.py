@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -22,6 +23,7 @@ from pytest_ddpscale.run.verdicts import read_judgement
 from tests.approved import assert_approved, masked
 from tests.plugin.site import Site, assert_no_crash, outcome_in, output_of
 from tests.plugin.steps import TOMORROW
+from tests.slurm_lab.polling import wait_until
 
 # Something done to the site, or the arguments of pytest, perhaps after variables that are set for it.
 Step = Callable[[Site], object] | str
@@ -65,6 +67,9 @@ def approve(site: Site, name: str, scenes: Mapping[str, tuple[Step, ...]]) -> No
 
 def told(site: Site, step: str) -> Iterator[str]:
     """A session that is started like this."""
+    if "resume" in step:  # a second later, as times are whole seconds
+        second = int(time.time())
+        wait_until(lambda: int(time.time()) > second, 5.0, "the next second")
     words, before = split(step.replace("MORE", str(CORES + 1))), site.files()
     variables = [word for word in words if re.match("[A-Z_]+=", word)]
     with pytest.MonkeyPatch.context() as patch:
