@@ -59,9 +59,8 @@ EXAMPLES = {
 EXIT_CODES = """exit codes:
     0  done
     1  something failed, is missing, could not be measured, or is worse by more than asked
-    3  ranks failed
+    3  ranks failed; 130: interrupted
     4  wrong option or other bad input
-  130  interrupted
 """
 
 

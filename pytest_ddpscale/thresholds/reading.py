@@ -156,7 +156,7 @@ def _read(path: Path, named_by: Mark | None) -> bytes:
             raw = file.read(LARGEST_FILE_BYTES + 1)
     except FileNotFoundError:
         others = (one.name for one in path.parent.glob("*.y*ml"))
-        raise refusal(f"does not exist{did_you_mean(path.name, others)}") from None
+        raise refusal(f"does not exist{did_you_mean(path.name, others, 0.8)}") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise refusal(f"cannot be read ({error})") from None
     if len(raw) > LARGEST_FILE_BYTES:
