@@ -178,6 +178,9 @@ def _complete(parser: argparse.ArgumentParser) -> None:
         skus = load_thresholds(usual_thresholds()).thresholds.skus
         return {*skus, *(alias for sku in skus.values() for alias in sku.aliases)}
 
+    for _, command in commands_of(parser):
+        assert isinstance(command, CommandParser)
+        command.complete()
     argcomplete.autocomplete(parser, default_completer=offered)  # type: ignore[arg-type]
 
 
@@ -295,6 +298,8 @@ def _history(arguments: argparse.Namespace) -> int:
 
     file, node, sku, gone = arguments.history or DEFAULT_HISTORY, arguments.node, arguments.gpu_sku, arguments.forget
     if arguments.add:
+        if sku is not None:
+            raise OptionError("--add", f"found --gpu-sku={sku} beside it", "run directories only")
         words = {"added": "added", "replaced": "replaced the earlier version", "known": "already in the history"}
         return _each(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}"))
     if gone is not None:

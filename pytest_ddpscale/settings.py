@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.removed import REMOVED
 
 AUTO = "auto"
 LAUNCHERS = {"torchrun": "launcher", "exec": "launcher", "ssh": "launcher", "slurm": "slurm"}  # name: module in launch/
@@ -32,7 +33,7 @@ LONGEST_S = 30 * 86_400.0
 LONGEST_BLOCK_S = 600.0
 SHORTEST_BLOCK_S = 0.01
 # Arguments of srun that this package sets itself: task counts, the streams that carry the protocol, and the job name.
-_OURS = r"--(nodes|ntasks|export|input|output|error|job-name)\b|-[NnioeJ]"
+_OURS = r"--(nodes|ntasks(-per-\w+)?|export|input|output|error|job-name)(=|$)|-[NnioeJ]"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 T = TypeVar("T")
@@ -366,6 +367,10 @@ def refuse_unread_variables(environ: Mapping[str, str]) -> None:
             found = "is set, but not read from the environment"
             expected = f"{option.flag} on the command line, or {option.name} in the ini file"
             raise OptionError(option.variable, found, expected, f"Unset {option.variable}.")
+    for name, instead in REMOVED.items():
+        variable = name.replace("pytest --ddp-", "DDPSCALE_").replace("-", "_").upper()
+        if name.startswith("pytest ") and environ.get(variable):
+            raise OptionError(variable, "is set, but not read any more", f"instead: {instead}", f"Unset {variable}.")
 
 
 class _Given(NamedTuple):

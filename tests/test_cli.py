@@ -79,6 +79,7 @@ def test_what_the_outputs_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPa
         ("ddpscale suite inf", {"inference"}),
         ("ddpscale history --gpu-sku b200", {"b200", "b200-sxm-180gb"}),
         ("ddpscale culprits --format ", {"text", "tsv"}),
+        ("ddpscale suite inference --precision ", {"fp16"}),
     ],
 )
 def test_a_shell_offers(line: str, words: set[str]) -> None:

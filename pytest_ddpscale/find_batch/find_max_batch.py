@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _batch(text: str) -> int:
-    batch = whole(10**8, MULTIPLE)(text)
+    batch = whole(10**6, MULTIPLE)(text)
     if batch % MULTIPLE:
         raise ValueError(f"a multiple of {MULTIPLE}")
     return batch

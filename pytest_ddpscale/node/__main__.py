@@ -27,10 +27,10 @@ def echo() -> int:
 
 def tried(command: str) -> str:
     """What a command, up to and including the host's Python, does not carry as it is; empty if it carries all."""
-    words = [*shlex.split(command), "-m", "pytest_ddpscale.node", "--echo"]
     try:
+        words = [*shlex.split(command), "-m", "pytest_ddpscale.node", "--echo"]
         done = subprocess.run(words, input=SAID, capture_output=True, timeout=LIMIT_S, check=False)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a quotation that does not end
         return f"cannot be started: {error}"
     except subprocess.TimeoutExpired:
         return f"the end of standard input, or that of the command, does not arrive within {LIMIT_S} s"

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from pytest_ddpscale.errors import OptionError, SkuError, ThresholdsError
 from pytest_ddpscale.launch.launcher import Cluster, launcher_for
 from pytest_ddpscale.node.processes import Command
 from pytest_ddpscale.node.survey import GpusHere, refuse_missing_torch, survey_command, survey_from, usable
+from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
@@ -168,11 +169,16 @@ def thresholds_path(site: Site) -> Path:
 
 def load_unchanged(used: ThresholdsUsed, *copies: Path) -> ThresholdsFile:
     """The thresholds with which a run began, from their place or a copy. Raises ThresholdsError if they are nowhere."""
+    why = ""
     for path in (Path(used.path), *copies):
-        if path.is_file() and (found := load_thresholds(path, of_earlier_run=True)).digests == used.digests:
-            return found
+        try:
+            if (found := load_thresholds(path, of_earlier_run=True)).digests == used.digests:
+                return found
+        except ThresholdsError as error:
+            why = why or f" ({error.found})"
     raise ThresholdsError(
-        used.path, "is gone or has changed since the run began", f"the same file (sha256 {used.digests})",
+        used.path, f"is gone or has changed since the run began, or is refused now{why}",
+        f"the same file (sha256 {used.digests})",
         "Restore it, or name the file to judge by with --thresholds.",
     )  # fmt: skip
 
@@ -220,7 +226,7 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     named = "" if sku == AUTO else thresholds.sku_name(sku)
     # A broken driver prevents neither planning nor runs on a CPU.
     needs_gpu = not named or not (no_devices_here or skus[named].detect.device == "cpu")
-    here = gpus_here() if needs_gpu else GpusHere()
+    here = without_lost_memory(gpus_here(), skus.values()) if needs_gpu else GpusHere()
     gpus, silent, asked = here.gpus, here.silent, gpus_asked(settings, cluster)
     problems = [f"{error.where}: {error.found}" for error in silent]
     if judges_none and named and not gpus and (silent or here.is_fault) and _checks_gpus(skus[named]):
@@ -307,6 +313,15 @@ def _why_silent(gpu: SurveyedGpu) -> str:
     # A GPU that shares the host's memory, such as GB10, has none of its own.
     is_fault = unread and "not supported" not in unread.lower()
     return lost or gpu.problem or (f"nvmlDeviceGetMemoryInfo fails ({unread})" if is_fault else "")
+
+
+def without_lost_memory(here: GpusHere, skus: Iterable[Sku]) -> GpusHere:
+    """Without GPUs that have no memory by NVML while SKUs of their name have: these do not answer."""
+    names = [one.detect.name or "" for one in skus if one.detect.memory_gib]
+    lost = [gpu for gpu in here.gpus if gpu.memory_bytes is None and any(is_named(gpu.name, one) for one in names)]
+    why = "nvmlDeviceGetMemoryInfo fails (Not Supported)"
+    silent = [*here.silent, *(_silence(gpu, platform.node(), why) for gpu in lost)]
+    return replace(here, gpus=[gpu for gpu in here.gpus if gpu not in lost], silent=silent)
 
 
 def _silence(gpu: SurveyedGpu, host: str, why: str) -> SkuError:

@@ -86,6 +86,9 @@ def diff_of(a: Results, b: Results, *, kind: str = "suite", told: Sequence[str] 
             "loss": {1: -change.high, -1: change.low}.get(column.better, 0.0),
             "result": direction if change.is_shown else "no difference shown",
         })  # fmt: skip
+    names, others = ({rows.named(row): None for rows in one.tables for row in rows.rows} for one in (a, b))
+    # A row without any interval, such as a size of whole runs, is lost as well.
+    lost += [name for name in names if name not in others and not any(one.startswith(f"{name}: ") for one in lost)]
     if not rows:
         raise OptionError("RUN_DIR", "found no number that has an interval in both", "two runs of one suite")
     columns = (Column("name", "Number"), Column("a", "A"), Column("b", "B"), Column("change", "Change", "{:+.1%}"),

@@ -61,7 +61,7 @@ class PaikRank(Struct):
     n_steps: Positive
     mean_step_sec: Seconds
     stdev_step_sec: Span
-    peak_mem_gb: Span
+    peak_mem_gb: Seconds  # above 0, too
     gpu_sampling: PaikSampling | None
     p95_step_sec: Seconds | None = None
 
@@ -91,6 +91,8 @@ class PaikResult(Struct):
     per_rank: tuple[PaikRank, ...]
 
     def __post_init__(self) -> None:
+        if self.global_batch_size != self.batch_size_per_gpu * self.world_size:
+            raise ValueError("global_batch_size is not batch_size_per_gpu x world_size")
         if [one.rank for one in self.per_rank] != [*range(self.world_size)]:
             raise ValueError("per_rank does not hold all ranks in order")
 

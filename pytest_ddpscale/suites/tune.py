@@ -45,6 +45,7 @@ LAUNCHES = 5
 ROUNDS_ON_GPUS = 16
 # A smaller difference is not worth a change, so further rounds are not needed.
 WORTH = 0.01
+OF_A_WORD = {f"NCCL_{name}" for name in ("ALGO", "BUFFSIZE", "DEBUG", "HOSTID", "NET", "NTHREADS", "PROTO")}
 BATCH, FASTER = "batch_size", "faster"
 # How the value of a setting is read, by the fields of `Variant`.
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
@@ -196,7 +197,9 @@ def nccl_variables() -> frozenset[str]:
     torch = find_spec("torch")
     folder = Path(torch.origin).parents[1] if torch and torch.origin else Path()
     libraries = (one.read_bytes() for one in folder.glob("nvidia/nccl/lib/libnccl.so*"))
-    return frozenset(name.decode() for one in libraries for name in re.findall(rb"\0(NCCL_[A-Z0-9_]+)(?=\0)", one))
+    found = {name.decode() for one in libraries for name in re.findall(rb"\0(NCCL_[A-Z0-9_]+)(?=\0)", one)}
+    # Of a word, such as NCCL_P2P, most are other names.
+    return frozenset(name for name in found if name.count("_") > 1 or name in OF_A_WORD)
 
 
 def _studies(arguments: argparse.Namespace, nodes: SuiteNodes, rounds: int) -> list[Study]:

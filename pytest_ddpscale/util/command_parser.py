@@ -26,11 +26,15 @@ class CommandParser(argparse.ArgumentParser):
         self.register("action", "parsers", _Commands)
         self.set_defaults(parser=self, run=_print_help)
 
-    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
-        """As argparse's, with all options."""
+    def complete(self) -> None:
+        """Add the options that were left for later."""
         later, self.later = self.later, None
         if later is not None:
             later(self)
+
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        """As argparse's, with all options."""
+        self.complete()
         return super().parse_known_args(*arguments, **options)
 
     def error(self, message: str) -> NoReturn:

@@ -14,11 +14,14 @@ _SECRET = r"(?:token|secret|pass(?:word|wd|phrase)?|(?<![a-z])(?:pw|pat|auth)|(?
 _SECRET_NAME = re.compile(rf".*{_SECRET}", re.IGNORECASE | re.DOTALL)
 _SECRET_OPTION = re.compile(rf"-[\w-]*{_SECRET}|authorization:", re.IGNORECASE)
 _SCHEME = re.compile("authorization: (bearer|basic)", re.IGNORECASE)
-# `token=…` and `Authorization: …` anywhere in a word, `--password …` in a word that is itself a command line.
+# `token=…` and `Authorization: …` anywhere in a word, `--password …` in a word that is itself a command line, curl's
+# `--user=NAME:…`.
 _SECRET_WITHIN = re.compile(
-    rf"(?:{_SECRET}=|authorization:\s*|(?<![\w-])-[\w-]*{_SECRET}\s+)(?=.)",
+    rf"(?:{_SECRET}=|authorization:\s*|(?<![\w-])-(?:[\w-]*{_SECRET}\s+|(?:u|-user=)[^\s:]+:(?!\d+$)))(?=.)",
     re.IGNORECASE | re.DOTALL,
 )
+# curl's; not the numbers of a user and a group.
+_USER = re.compile(r"[^\s:]+:(?!\d+$).+", re.DOTALL)
 _LOGIN = re.compile(r"(?<=://)[^\s/]*@")
 _WORD = re.compile(r"""(-[\w-]+=)?(["']?)(.*)\2""", re.DOTALL)
 # Words as a shell splits them, and the whitespace between them.
@@ -47,7 +50,7 @@ def _masked(words: Iterable[str]) -> Iterator[str]:
             yield word
             continue
         is_password = is_of_sshpass and word.startswith("-p")
-        is_value |= is_password and word != "-p"
+        is_value |= (is_password and word != "-p") or (before in ("-u", "--user") and bool(_USER.fullmatch(word)))
         yield MASK if is_value else _masked_word(word)
         is_value = (is_password and word == "-p") or bool(
             _SECRET_OPTION.fullmatch(word) or _SCHEME.fullmatch(f"{before} {word}")

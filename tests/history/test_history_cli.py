@@ -94,6 +94,7 @@ def test_mistakes_are_sentences(typed: Typed, history: Path, tmp_path: Path) -> 
     said = ""
     for words in (
         "n9", "--gpu-sku b200", "--history PATH/none", "--forget n1 --history PATH/none", "n1 --add .",
+        "--gpu-sku a100 --add .",
         "--forget n1 --add .", "n1 --forget n1", "--forget n9", "--forget n1 --gpu-sku b200", "--history PATH/empty",
         "--history PATH/letter --add PATH/0n1",
     ):  # fmt: skip

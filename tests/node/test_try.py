@@ -17,6 +17,7 @@ from pytest_ddpscale.node import __main__ as node
         ("""sh -c '"$@"; exit 0' sh""", 1, "does not arrive: exit code 7; it ended with 0: word"),
         ("""sh -c '"$@" 2>&1' sh""", 1, "does not arrive: 256000 bytes and back, standard error, by itself"),
         ("sh -c 'sleep 30'", 1, "the end of standard input, or that of the command, does not arrive within 2 s"),
+        ("env 'never", 1, "cannot be started: No closing quotation"),
         ("no-such-program", 1, "cannot be started: [Errno 2] No such file"),
     ],
 )

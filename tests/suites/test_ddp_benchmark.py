@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from pytest_ddpscale.cli import main
+from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.suites.comparing import diff_of
 from pytest_ddpscale.suites.ddp_benchmark import (
@@ -27,7 +28,7 @@ from pytest_ddpscale.suites.ddp_benchmark import (
     results_of_file,
 )
 from pytest_ddpscale.suites.engine import MeasuredSuite
-from pytest_ddpscale.suites.results import Results
+from pytest_ddpscale.suites.results import Column, Results, Rows
 from tests.approved import assert_approved
 from tests.builders.judged import STEPS, evidence_of_plan, measure
 from tests.suites.planned import SUITE_RECORD, planned, text_of
@@ -184,3 +185,14 @@ def test_its_files_have_each_rank_s_steps_one_rank_after_the_other_and_are_compa
     slower = reported(pace=lambda *of: 0.9 * usual_pace(*of)).files[FILE_NAME]
     diff = diff_of(*map(results_of_file, (usual, slower)))
     assert_approved("suite-pytorch-ddp-slower.txt", "\n".join([*diff.lines(), ""]))
+
+
+def test_a_row_that_the_second_lacks_is_lost_also_without_an_interval() -> None:
+    """As a size of whole runs is."""
+    columns = (Column("size", "Size"), Column("seconds", "Seconds"))
+    both = Rows("a", "", columns, [{"size": 1, "seconds": Found(2.0, (1.9, 2.1))}])
+    first, second = (
+        Results("x", [], [both, Rows("b", "", columns, [{"size": size, "seconds": 1.5} for size in sizes])])
+        for sizes in ((2, 4), (2,))
+    )
+    assert diff_of(first, second).lost == ["4"]

@@ -36,7 +36,7 @@ SMALL = f"{CPU} --image-size=32"
 COMMANDS = {
     f"suite collectives {CPU}":
         ("--sizes=1KB", "--operations=gather", "--iteration-limit=fast", "--ddp-gpus-per-node=1", "--ddp-judge=run"),
-    f"suite inference {SMALL}": ("--model=resnet51", "--batches=4,none", "--precision=fp16"),
+    f"suite inference {SMALL}": ("--model=resnet51", "--batches=4,none", "--batches=5000000", "--precision=fp16"),
     f"suite data-parallel {CPU}": ("--ddp-gpus-per-node=1",),
     f"suite factors {SMALL}": ("--models=alexnet,vit_b_16", "--world-sizes=1,3", "--hidden-sizes="),
     f"suite pytorch-ddp {SMALL}":
@@ -50,7 +50,8 @@ COMMANDS = {
     ),
     "suite whole-run --gpu-sku=a6000 --ddp-hosts=n1,n2 --ddp-exec='true {host}'": ("--ddp-gpus-per-node=4 --ranks=6",),
     "tune --gpu-sku=cpu": (
-        "--try=NCCL_ALGOO=Ring", "--try=bucket_cap=1", "--try=static_graph=maybe", "--try=precision=fp8",
+        "--try=NCCL_ALGOO=Ring", "--try=NCCL_P2P=0", "--batch=5000000",
+        "--try=bucket_cap=1", "--try=static_graph=maybe", "--try=precision=fp8",
         "--try=accumulation_steps=0", "--try=uneven_share=0.99", "--try=nccl_algo=Ring", "--try=batch_size=none",
         "--try=bucket_cap_mb", "--try=precision=fp32",
     ),

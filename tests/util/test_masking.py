@@ -107,6 +107,8 @@ def test_text_without_a_secret_stays_as_it_is(text: str) -> None:
             "--ddp-exec=bash -c 'sshpass -v -p abc ssh {host}'",
             f"--ddp-exec=bash -c 'sshpass -v -p {MASK} ssh {{host}}'",
         ),
+        ("--ddp-exec=curl -u ann:abc {host}", f"--ddp-exec=curl -u {MASK} {{host}}"),
+        ("--user=ann:abc", f"--user=ann:{MASK}"),
         ("--ddp-exec=docker exec -u 1000:1000 {host}", "--ddp-exec=docker exec -u 1000:1000 {host}"),
         ("--user=1000:1000", "--user=1000:1000"),
         ("-k bearer of Basic news", "-k bearer of Basic news"),
