@@ -177,7 +177,7 @@ def test_what_is_missing_and_what_may_have_changed_is_set_aside_and_nothing_else
         said += [f"{record.status} {record.finished_at} {record.operators} {record.noted}", *map(str, record.resumed)]
         said += sorted(str(one.relative_to(run.path)) for one in run.path.rglob("*.*"))
         said += sorted(f"{one.name}: {one.read_text()}" for one in run.path.glob(f"before-resume-{number - 1}/*.*"))
-    assert_approved("set-aside.txt", masked("\n".join(said), run.path))
+    assert_approved("set-aside.txt", masked("\n".join(said), run.path, Path(__file__).parents[2]))
 
 
 def test_a_crash_on_the_way_loses_nothing_and_can_be_repeated(
