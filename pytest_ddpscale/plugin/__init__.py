@@ -149,6 +149,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(_NOTHING_ASKED)  # a green run would have measured nothing
         return
     source = source_of(config)
+    of_items.refuse_marks(config, session.items)
     with of_items.usage_errors():
         source.select(cases)
         if not of_items.nothing_runs(config):

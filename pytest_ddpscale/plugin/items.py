@@ -177,6 +177,16 @@ def refuse_options(config: pytest.Config) -> None:
         )
 
 
+def refuse_marks(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse pytest-forked for single tests that measure, too. Raises pytest.UsageError."""
+    for item in items if config.pluginmanager.hasplugin("pytest_forked") else ():
+        if may_measure(item) and item.get_closest_marker("forked"):
+            raise pytest.UsageError(
+                f"pytest-forked is asked for by the mark 'forked' of {item.nodeid}; expected one pytest process, "
+                "as each would measure anew. Run without that mark."
+            )
+
+
 def lift_time_limit(item: pytest.Item) -> None:
     """Keep pytest-timeout's general limit from the test that measures first, as all measuring is done in it.
 

@@ -109,6 +109,10 @@ class DdpBenchmark(Struct, frozen=True):
     batch_size: Positive
     result: Annotated[tuple[DdpBenchmarkResult, ...], _AT_LEAST_ONE]
 
+    def __post_init__(self) -> None:
+        if len(self.result[0].ranks) > 1:
+            raise ValueError("a first result of several ranks; expected one GPU without DDP")
+
 
 class DdpBenchmarkFile(Struct, frozen=True):
     """A whole report."""

@@ -74,7 +74,7 @@ COMMANDS = {
 # Of a sound file other values at some keys, and what is no such file at all.
 OF_BENCHMARK = [
     ("benchmark_results", []), ("gpus_per_machine", "8"), ("benchmark_results.0", {}),
-    ("benchmark_results.0.batch_size", 0),
+    ("benchmark_results.0.batch_size", 0), ("benchmark_results.0.result.0.ranks", [0, 1]),
     ("benchmark_results.0.result.1.measurements", []), ("benchmark_results.0.result.1.measurements.3", 0.0),
     ("benchmark_results.0.result.1.measurements.3", math.nan),
     ("benchmark_results.0.result.2.measurements", [0.1] * 3),
