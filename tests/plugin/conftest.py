@@ -22,6 +22,8 @@ def site(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, shared: str
     """A project with acceptance tests and thresholds, on a machine without a GPU."""
     for name in [name for name in os.environ if name.startswith("DDPSCALE_")]:
         monkeypatch.delenv(name)
+    for name in ("CI", "BUILD_NUMBER"):  # with which pytest's short summary is not cut
+        monkeypatch.delenv(name, raising=False)
     given = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120", "MPLCONFIGDIR": shared, "TESTS_BYTE_CODE": shared}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
