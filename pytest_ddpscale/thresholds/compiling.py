@@ -51,7 +51,6 @@ from pytest_ddpscale.thresholds.reading import Mark, dotted
 from pytest_ddpscale.thresholds.validating import MOST_PROBLEMS, Layer, nearest_place
 from pytest_ddpscale.thresholds.waiver import LONGEST_DAYS, Waiver, today
 from pytest_ddpscale.util.nearest import did_you_mean
-from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 Rows: TypeAlias = dict[RequirementKey, Requirement]
 # Significant digits of computed bounds: 480.1 less 5 % is 456.095, not 456.09499999999997.
@@ -76,7 +75,7 @@ class Compiler:
     def __init__(self, layers: Sequence[Layer], least_day: date) -> None:
         self.problems: list[ThresholdsError] = []
         self._layers, self._least_day = layers, least_day
-        self._sites = {layer.path for layer in layers if not layer.path.samefile(packaged(THRESHOLDS))}
+        self._sites = {layer.path for layer in layers if not layer.is_packaged}
         # Entries that rows name, each of the nearest file that has it.
         self._named: dict[str, dict[str, Any]] = {
             section: {name: one for layer in layers for name, one in getattr(layer.form, section).items()}

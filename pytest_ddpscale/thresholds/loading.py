@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ class ThresholdsFile:
     @property
     def rests_on_packaged(self) -> bool:
         """Whether it is the packaged file, or extends it."""
-        return self.layers[0].sha256 == hashlib.sha256(packaged(THRESHOLDS).read_bytes()).hexdigest()
+        return self.layers[0].is_packaged
 
     @property
     def all_below(self) -> Iterator[ThresholdsFile]:

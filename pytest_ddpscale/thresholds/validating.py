@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -16,6 +17,7 @@ from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.thresholds.form import SCHEMA_VERSION, FileForm
 from pytest_ddpscale.thresholds.reading import Document, Mark, YamlPath, dotted, read_document, shown
 from pytest_ddpscale.util.nearest import did_you_mean
+from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 _UNKNOWN = "extra_forbidden"
 _OF_A_TYPE = "_type"
@@ -44,6 +46,11 @@ class Layer:
     def sha256(self) -> str:
         """Digest of its bytes."""
         return self.document.sha256
+
+    @property
+    def is_packaged(self) -> bool:
+        """Whether it is the packaged file, or a copy of it, as in a checkout beside an installed wheel."""
+        return self.sha256 == hashlib.sha256(packaged(THRESHOLDS).read_bytes()).hexdigest()
 
 
 def nearest_place(layers: Sequence[Layer], *at: str | int) -> Mark:

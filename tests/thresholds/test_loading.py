@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ def test_a_file_rests_on_the_packaged_one_or_is_a_whole_of_its_own(path: Path) -
     path.write_text("schema_version: 2\nextends: packaged\n", encoding="utf-8")
     assert load_thresholds(path).rests_on_packaged
     assert load_thresholds(packaged(THRESHOLDS)).rests_on_packaged
+
+
+def test_a_copy_of_the_packaged_file_sets_no_bound_of_the_sites_own(path: Path) -> None:
+    shutil.copy(packaged(THRESHOLDS), path)
+    skus = load_thresholds(path).thresholds.skus.values()
+    assert not [one.source for sku in skus for one in sku.requirements if one.source.is_site]
 
 
 def test_a_waiver_that_has_ended_since_a_run_began_lets_the_run_be_judged_by_its_own_file(path: Path) -> None:

@@ -185,8 +185,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     "undecided": CauseKind(
         6, "CHECK", "measure longer",
         "The interval includes the bound, or `--ddp-budget` ran out. The command measures twice the rounds without a "
-        "time limit; on a busy machine wait until it is idle. If that does not decide it, the machine is at its "
-        "bound: find what makes it scatter.",
+        "time limit, of a busy machine the same ones: wait until it is idle. If that does not decide it, the machine "
+        "is at its bound: find what makes it scatter.",
     ),
     "interrupted": CauseKind(
         6, "CHECK", "measure the rest",
