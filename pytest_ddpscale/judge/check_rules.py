@@ -131,12 +131,13 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
             yield host, "gpus", "cuda-lacks" if count < asked else "cuda-finds", *told
         if is_old and not count:
             yield host, "kernels", "note-old-driver" if count is None else "old-driver", driver, torch, cuda
-        checks = {"processes", "mig", "ecc", "throttling", "pcie", "nvlink", *({"bf16"} & expected.precisions)}
+        checks = {check for check, *_ in _rules(expected, survey, SurveyedGpu(0, "", "", "", ""))} - {"gpus"}
+        checks -= {"bf16"} - expected.precisions
         if survey.torch_problem:
+            checks.remove("kernels")
             yield host, "kernels", "no-torch", survey.torch_problem
-        elif survey.arch_list:
-            checks.add("kernels")
-        else:
+        elif not survey.arch_list:
+            checks.remove("kernels")
             yield host, "kernels", "without-cuda" if torch is not None and cuda is None else "no-architectures", torch
 
         for check in () if visible else checks:
@@ -154,8 +155,11 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
     yield from () if is_cpu else _afterwards(evidence)
 
 
-def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Facts:
-    """Checks of one GPU, without its place."""
+def _rules(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> list[tuple[Any, ...]]:
+    """The check, the reading, what it is compared with (nothing: it is not read), whether it deviates, and the code.
+
+    A GPU that does not answer is not measured for any of these checks.
+    """
     pattern, ids, sizes = expected.name_pattern, expected.pci_device_ids, expected.memory_gib
     is_on, gib, reached = gpu.ecc_enabled, (gpu.memory_bytes or 0) / _GIB, gpu.pcie_generation_max
     generation, lanes = expected.pcie_generation or 0, expected.pcie_width or 0
@@ -164,8 +168,7 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
     up, links, kernels = gpu.nvlinks_active, expected.nvlinks, () if survey.torch_problem else survey.arch_list
     is_spare = not up and len(survey.gpus) == max(expected.gpus_per_node, expected.gpus_installed) == 1
     major, minor = map(int, (gpu.compute_capability or "0.0").split("."))
-    # The check, the reading, what it is compared with (nothing: it is not read), whether it deviates, and the code.
-    rules: list[tuple[Any, ...]] = [
+    return [
         ("gpus", "name", pattern, not is_named(gpu.name, pattern or ""), "other-name"),
         ("gpus", "pci_device_id", ids, gpu.pci_device_id not in ids, "other-id"),
         ("gpus", "memory_bytes", sizes, not sizes or not sizes[0] <= gib <= sizes[1], "other-memory"),
@@ -188,7 +191,11 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         # Ampere; earlier GPUs emulate bf16.
         ("bf16", "compute_capability", "bf16" in expected.precisions, (major, minor) < (8, 0), "without-bf16"),
     ]  # fmt: skip
-    for check, reading, wanted, *deviation in rules:
+
+
+def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Facts:
+    """Checks of one GPU, without its place."""
+    for check, reading, wanted, *deviation in _rules(expected, survey, gpu):
         # NVML gives all about NVLinks, or nothing.
         found, why = getattr(gpu, reading), gpu.unreadable.get(reading.removesuffix("_active"), "")
         if wanted and found in (None, ""):
@@ -204,15 +211,15 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         yield "processes", "foreign-process" if 0 < process.pid < _MOST_PIDS else odd, *astuple(process)
     if slow := [one for one in gpu.throttle_reasons or () if one in THROTTLE_FAULTS]:
         yield "throttling", *throttled(slow, gpu.temperature_c)
-    if is_on:
+    if gpu.ecc_enabled:
         faults = {"note-corrected": gpu.ecc_corrected, **memory_faults(gpu)}
         faults["note-remapped"] = gpu.remapped_rows.uncorrectable if gpu.remapped_rows else None
         for code, count in faults.items():
             if count:
                 yield "ecc", code, count
-    if not generation and not lanes:
+    if not expected.pcie_generation and not expected.pcie_width:
         yield "pcie", "no-expectation", "pcie_generation or pcie_width"
-    if links is None:
+    if expected.nvlinks is None:
         yield "nvlink", "no-expectation", "nvlinks"
 
 
