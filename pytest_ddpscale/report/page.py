@@ -334,12 +334,12 @@ def _sources(verdicts: Sequence[Verdict]) -> dict[str, int]:
 
 
 def _table(verdicts: Sequence[Verdict], numbers: Mapping[str, int], of_cause: Mapping[str, int]) -> Table:
-    """Requirements with one reason stand together, and the reason once below them."""
+    """Requirements with one cause and reason stand together, and the reason once below them."""
     groups: dict[object, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         accused = frozenset((one.identity, one.is_certain) for one in verdict.accused)
         reason = re.sub(r"\d+\.\d+", "", why_text(verdict))  # without measured values, which stand in the rows
-        groups[verdict.outcome, reason or verdict.metric, accused].append(verdict)
+        groups[verdict.outcome, of_cause.get(verdict.id), reason or verdict.metric, accused].append(verdict)
     rows, below = list[list[Text]](), {}
     for group in groups.values():
         rows += [_cells(one, numbers) for one in group]
