@@ -162,6 +162,12 @@ def test_a_thousand_failures_fit_into_a_ticket() -> None:
     assert "950 more: report.html lists them" in ticket
 
 
+def test_rows_of_two_causes_lead_to_their_own() -> None:
+    other = replace(INCONCLUSIVE, id="device_utilization[vit-b16-bf16-8gpu]", metric="device_utilization")
+    ticket = ticket_of(replace(judgement_with(INCONCLUSIVE, other), outcome="incomplete"))
+    assert sorted(re.findall("Cause [0-9]", ticket)) == ["Cause 1", "Cause 2"]
+
+
 def test_what_run_json_need_not_say_may_be_missing() -> None:
     for missing in sorted({*as_json(RUN)} - {"schema_version", "sku", "status", "started_at"}):
         assert ticket_of(JUDGEMENT, run_record(RUN, **{missing: None})).startswith("# REJECTED")
