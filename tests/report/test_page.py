@@ -151,7 +151,7 @@ def test_no_node_at_fault_is_a_pass_only_if_nothing_blocks_and_all_were_tested(
 
 def test_all_nodes_meet_all_only_if_every_requirement_passed() -> None:
     judgement = judgement_with(NOT_MEASURED, replace(WARNED, culprits=()))
-    assert "1 node: named by no failure" in text_lines(*machine_blocks(judgement, replace(EVIDENCE, surveys={})))
+    assert "<summary>1 node: named by no failure<" in html(*machine_blocks(judgement, replace(EVIDENCE, surveys={})))
 
 
 def test_a_thousand_failures_fit_into_a_ticket() -> None:
