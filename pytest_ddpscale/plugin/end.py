@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput, WritingError
-from pytest_ddpscale.plugin.fixtures import RequirementNotMet
+from pytest_ddpscale.plugin.fixtures import RequirementNotMet, explained
 from pytest_ddpscale.plugin.items import SESSION, SETTINGS, SOURCE, TOLD
-from pytest_ddpscale.report.explain import explain, verdict_properties
+from pytest_ddpscale.report.explain import verdict_properties
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines, tested_line
 from pytest_ddpscale.run.verdicts import Blocker
-from pytest_ddpscale.util.printable import one_line, shell_line
+from pytest_ddpscale.util.printable import one_line
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.verdicts import Judgement
@@ -43,8 +43,7 @@ def record_verdict(item: pytest.Item, case: AnyCase) -> None:
     # An item that is repeated has them already.
     item.user_properties += [one for one in verdict_properties(verdict) if one not in item.user_properties]
     if verdict.passed:
-        explained = explain(verdict, case.where, shell_line([*session.source.again, "-k", case.id]))
-        item.add_report_section("call", "stdout", f"{explained}\n")
+        item.add_report_section("call", "stdout", f"{explained(session, case, verdict)}\n")
 
 
 def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
