@@ -15,7 +15,7 @@ import pytest
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plugin import items as of_items
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
-from pytest_ddpscale.plugin.items import EMPTY, SESSION, SETTINGS, SOURCE, TOLD, Told, asked_for, case_of, source_of
+from pytest_ddpscale.plugin.items import EMPTY, TOLD, Told, asked_for, case_of, source_of
 from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.settings import OPTIONS, settings_from
 from pytest_ddpscale.util.packaged import packaged
@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
     with of_items.usage_errors():
         settings = settings_from(vars(config.option), ini)
-    config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
+    config.stash[TOLD] = Told(settings)
     if settings.sku_was_given or settings.judge or settings.resume:
         of_items.refuse_options(config)
     # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
@@ -120,12 +120,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect world sizes that --ddp-world-sizes excludes."""
-    if refusal := config.stash[TOLD].refusal:
+    told = config.stash[TOLD]
+    if refusal := told.refusal:
         items.clear()
         if not hasattr(config, "workeroutput"):
             raise refusal
         config.workeroutput[_REFUSED] = str(refusal)
-    wanted = config.stash[SETTINGS].world_sizes
+    wanted = told.settings.world_sizes
     unsized = ("check", "node")  # requirements on nodes have no world size
     unwanted = [
         item for item in items if wanted is not None and (case := case_of(item))
@@ -141,11 +142,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
     if sys.exc_info()[1] is not None:
         return  # pytest also calls this hook while it handles an interrupt or a missing file
-    config = session.config
+    config, told = session.config, session.config.stash[TOLD]
     if not (cases := [case for item in session.items if (case := case_of(item))]):
         # pytest calls this hook after a refusal too; another error would hide it.
-        was_refused = config.stash[TOLD].refusal is not None
-        if _was_asked(config) and not (was_refused or SOURCE in config.stash or hasattr(config, "workerinput")):
+        if _was_asked(config) and not (told.refusal or told.source or hasattr(config, "workerinput")):
             raise pytest.UsageError(_NOTHING_ASKED)  # a green run would have measured nothing
         return
     source = source_of(config)
@@ -162,7 +162,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     """Print the plan; where there is no test at all, how to begin."""
-    source = config.stash.get(SOURCE, None)
+    source = config.stash[TOLD].source
     is_picky = config.option.keyword or config.option.markexpr or config.args_source == pytest.Config.ArgsSource.ARGS
     if not (items or is_picky or _was_asked(config)):
         return ["ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine, =cpu its CPU"]
@@ -195,8 +195,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed requirement shows its explanation; one that only warns is an expected failure."""
-    case = case_of(item)
-    if case is not None and call.when == "call" and SESSION in item.config.stash:
+    case, told = case_of(item), item.config.stash[TOLD]
+    if case is not None and call.when == "call" and told.session:
         from pytest_ddpscale.plugin.end import record_verdict
 
         record_verdict(item, case)
@@ -205,7 +205,7 @@ def pytest_runtest_makereport(
         report.longrepr = str(call.excinfo.value)  # the message says what to do; a traceback would not help
     was_skipped = case is not None and report.skipped and not hasattr(report, "wasxfail")
     # If a site's own check fails, the machine is not accepted either.
-    if (report.failed or was_skipped) and SOURCE in item.config.stash:
+    if (report.failed or was_skipped) and told.source:
         from pytest_ddpscale.plugin.end import show_verdict
 
         show_verdict(item, call, report)
@@ -215,10 +215,10 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before other reports, which carry the exit code
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
     """Conclude, write all reports, and set the exit code by the outcome."""
-    config = session.config
-    if config.stash[TOLD].workers_refusal:
+    config, told = session.config, session.config.stash[TOLD]
+    if told.workers_refusal:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
-    source = config.stash.get(SOURCE, None)
+    source = told.source
     if source is None or source.run is None:
         result = yield
         if _was_asked(config) and session.exitstatus == pytest.ExitCode.OK:
@@ -235,7 +235,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         # Another plugin (pytest-rich) has removed pytest's reporter, and with it its hooks.
         plugins = config.pluginmanager
         is_shown = plugins.hasplugin("terminalreporter") or plugins.is_blocked("terminal")
-        if config.stash[TOLD].judgement and not is_shown:
+        if told.judgement and not is_shown:
             print_summary(pytest.TerminalReporter(config, sys.stdout), config)
     finally:
         source.release()
