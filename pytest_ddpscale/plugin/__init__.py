@@ -13,9 +13,24 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.plugin import items as of_items
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
-from pytest_ddpscale.plugin.items import EMPTY, TOLD, Told, asked_for, case_of, source_of
+from pytest_ddpscale.plugin.items import (
+    EMPTY,
+    TOLD,
+    Told,
+    asked_for,
+    case_of,
+    lift_time_limit,
+    marked_metrics,
+    nothing_runs,
+    refuse_marks,
+    refuse_options,
+    session_of,
+    source_of,
+    usage_errors,
+    uses,
+    wrapped,
+)
 from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.settings import OPTIONS, settings_from
 from pytest_ddpscale.util.packaged import packaged
@@ -59,11 +74,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
     config.addinivalue_line("markers", "node_health: tests for a nightly check of one node, in minutes")
     ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
-    with of_items.usage_errors():
+    with usage_errors():
         settings = settings_from(vars(config.option), ini)
     config.stash[TOLD] = Told(settings)
     if settings.sku_was_given or settings.judge or settings.resume:
-        of_items.refuse_options(config)
+        refuse_options(config)
     # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
     if _was_asked(config):
         _default_to_acceptance_tests(config)
@@ -72,12 +87,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Generate one item per requirement of the marked metrics."""
     told = metafunc.config.stash[TOLD]
-    if not of_items.uses(metafunc.definition, "requirement") or told.refusal:
+    if not uses(metafunc.definition, "requirement") or told.refusal:
         return
     from pytest_ddpscale.thresholds.cases import nightly_uniformity
 
     try:
-        metrics = of_items.marked_metrics(metafunc.definition)
+        metrics = marked_metrics(metafunc.definition)
         every = source_of(metafunc.config).cases
         cases = [case for case in every if case.requirement.metric in metrics]
         nightly = nightly_uniformity(every)
@@ -112,7 +127,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Let ``-k`` select an item by its requirement's id, ``peak_memory_gib[resnet50-8gpu]``, as in reports."""
-    of_items.lift_time_limit(item)
+    lift_time_limit(item)
     case = case_of(item)
     if case is not None:
         item.extra_keyword_matches.add(case.id)
@@ -149,14 +164,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(_NOTHING_ASKED)  # a green run would have measured nothing
         return
     source = source_of(config)
-    of_items.refuse_marks(config, session.items)
-    with of_items.usage_errors():
+    refuse_marks(config, session.items)
+    with usage_errors():
         source.select(cases)
-        if not of_items.nothing_runs(config):
+        if not nothing_runs(config):
             from pytest_ddpscale.plugin.json_report import report_as_json
 
             source.open_run()
-            of_items.session_of(config).interim.begin()
+            session_of(config).interim.begin()
             report_as_json(session, source)
 
 
@@ -184,7 +199,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
         source.plan_to_measure, len(source.selected), isolate=subject.settings.is_isolated,
         samples_per_s=source.expected_samples_per_s,
     )  # fmt: skip
-    lines += of_items.wrapped(config, told if is_whole else shortened(told))
+    lines += wrapped(config, told if is_whole else shortened(told))
     if source.run is not None:
         lines.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")
     return lines
@@ -227,7 +242,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     from pytest_ddpscale.plugin.end import finish, print_summary
 
     try:
-        finish(session, exitstatus, of_items.session_of(config))
+        finish(session, exitstatus, session_of(config))
         concluded = session.exitstatus
         result = yield
         if session.exitstatus == pytest.ExitCode.OK:
@@ -255,8 +270,7 @@ def pytest_terminal_summary(
     else:
         from pytest_ddpscale.plugin.end import summarized
 
-        with summarized(terminalreporter, config):
-            yield
+        yield from summarized(terminalreporter, config)
     if told.workers_refusal:
         terminalreporter.write_line(f"ERROR: {told.workers_refusal}", red=True)
 

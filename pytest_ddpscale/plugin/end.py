@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -123,8 +122,7 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
             terminal.stats.setdefault("xfailed" if judgement.rehearsed else "failed", []).append(report)
 
 
-@contextmanager
-def summarized(reporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
+def summarized(reporter: pytest.TerminalReporter, config: pytest.Config) -> Generator[None, None, None]:
     """Without -v let pytest print failures only of a site's own tests; our summary, after it, covers the others."""
     kept = dict(reporter.stats)
     if config.get_verbosity() <= 0:

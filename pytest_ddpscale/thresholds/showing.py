@@ -17,8 +17,8 @@ from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_t
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Block, Line, Section, Table, bullets, shortened, text_lines
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.document import Block, Line, Section, Table, bullets, text_lines
+from pytest_ddpscale.util.listing import first_few, shorten
 from pytest_ddpscale.util.nearest import did_you_mean
 
 WIDTH = 100  # of lines
@@ -253,7 +253,7 @@ def _cells(one: Requirement, change: BoundChange | None) -> tuple[str, ...]:
     baseline = ", ddp@1" if one.one_gpu == "ddp" else ""
     site = "site's " if source.is_site else ""
     return (
-        shortened(f"{'*' if change else ''}{one.subject or 'each node'}{versus}{baseline}", LONGEST_SUBJECT),
+        shorten(f"{'*' if change else ''}{one.subject or 'each node'}{versus}{baseline}", LONGEST_SUBJECT),
         f"{one.world_size}{' spread' if one.placement == 'spread' else ''}",
         "provisional" if one.provisional and not one.check else _ABSENT if measured is None else f"{site}{measured:g}",
         _ABSENT if source.margin_pct is None else f"{'+' if is_upper else '−'} {source.margin_pct:g} %",

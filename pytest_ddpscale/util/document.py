@@ -24,7 +24,7 @@ from string import Template
 from typing import NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import first_few, shorten
 from pytest_ddpscale.util.printable import one_line
 
 Cell: TypeAlias = str | int | float | bool | None
@@ -469,18 +469,13 @@ def _text_table(block: Table, width: int) -> Iterator[str]:
     signs = [">" if at >= block.names else "<" for at, _ in enumerate(titles)]
     for row in rows:
         aligned = zip(row, signs, widths, strict=True)
-        yield _GAP.join(f"{shortened(cell, wide):{sign}{wide}}" for cell, sign, wide in aligned).rstrip()
+        yield _GAP.join(f"{shorten(cell, wide, has_end=False):{sign}{wide}}" for cell, sign, wide in aligned).rstrip()
 
 
 def _text_cell(cell: Text) -> str:
     """A cell as one line; spaces stay, as they may align a part of it."""
     said = plain(cell)
     return said if said.isprintable() else one_line(said)
-
-
-def shortened(content: str, width: int) -> str:
-    """Text of at most `width` characters, with an ellipsis in place of what does not fit."""
-    return content if len(content) <= width else f"{content[: max(width - 1, 0)].rstrip()}…"
 
 
 def csv_text(titles: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:
