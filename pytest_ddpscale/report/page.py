@@ -22,7 +22,7 @@ from pytest_ddpscale.report.sentences import (
     uniform_loss_text,
 )
 from pytest_ddpscale.report.where_time_goes import breakdown, profile_blocks
-from pytest_ddpscale.report.while_measuring import LIVE, failed_so_far
+from pytest_ddpscale.report.while_measuring import failed_so_far
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.report.words.outcome import OUTCOMES, imported, notes, outcome_word, reservations
 from pytest_ddpscale.report.words.verdicts import (
@@ -48,7 +48,6 @@ from pytest_ddpscale.util.document import (
     Closed,
     Code,
     Headline,
-    Hole,
     Items,
     Line,
     Link,
@@ -99,7 +98,7 @@ def title_of(judgement: Judgement, *, goes_on: bool = False) -> str:
 def report(
     judgement: Judgement, run: RunRecord, evidence: Evidence, pictures: Sequence[Picture] = (), *, goes_on: bool = False
 ) -> list[Block]:
-    """The report of a run, whose run.json is as it was judged; while the run goes on, with the hole `LIVE`."""
+    """The report of a run, whose run.json is as it was judged; or of one that goes on."""
     failed, causes = failed_so_far(judgement), cause.causes(judgement)
     causes = tuple(one for one in causes if failed & one.explains) if goes_on else causes
     first = [one for name in _FIRST_FIGURES for one in pictures if one.key == name]
@@ -151,8 +150,6 @@ def _first(
     if is_simulated:
         watermark = Word(f"{WATERMARK}."), " This report judges a model of a machine; it accepts no machine."
         yield Line(watermark, "watermark")
-    if goes_on:
-        yield Hole(LIVE)
     yield Headline(headline, style)
     yield Line(f"{'' if goes_on else means} {why}Judged for {judgement.sku}: {counts_text(judgement)}.")
     valued = _table(imported(judgement, run)[:_MOST_IMPORTED], {}, {})

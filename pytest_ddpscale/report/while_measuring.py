@@ -22,7 +22,6 @@ from pytest_ddpscale.util.document import Bar, Line, Table, bullets
 from pytest_ddpscale.util.listing import alike, count_text
 
 REFRESH_S = 5
-LIVE = "live"  # the hole in the page
 _ENDED = {"budget": "time limit reached after ", "decided": "decided after "}
 _MOST_LASTING = 12
 _MOST_RANKS = 16  # rows; of more ranks the slowest

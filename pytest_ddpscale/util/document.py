@@ -167,13 +167,7 @@ class Closed(NamedTuple):
     is_short: bool = False
 
 
-class Hole(NamedTuple):
-    """Where `filled` puts what changes while the rest of the page stays."""
-
-    name: str
-
-
-Block: TypeAlias = Headline | Line | Items | Table | Listing | Picture | Section | Closed | Hole
+Block: TypeAlias = Headline | Line | Items | Table | Listing | Picture | Section | Closed
 
 
 def fact_table(pairs: Iterable[tuple[Text, Text]], style: str = "") -> Table:
@@ -241,9 +235,9 @@ def html_page(title: str, blocks: Sequence[Block], refresh_s: int = 0) -> str:
     )  # fmt: skip
 
 
-def filled(page: str, name: str, *blocks: Block) -> str:
-    """The page with these blocks in its hole of that name, which escaping keeps out of all text."""
-    return page.replace(html(Hole(name)), html(*blocks), 1)
+def above_headline(page: str, *blocks: Block) -> str:
+    """The page with these blocks above its headline, for which escaping keeps no text from being taken."""
+    return page.replace("<h1", f"{html(*blocks)}\n<h1", 1)
 
 
 def html(*blocks: Block, level: int = 2) -> str:
@@ -277,8 +271,6 @@ def _html(block: Block, level: int) -> str:
             summary = _element("summary", _html_text(title))
             inside = html(*inner, level=level)
             return _element("details", f"{summary}\n{inside}", more=" open" if is_open else "")
-        case Hole(name):
-            return f'<div id="{name}"></div>'
 
 
 def _element(tag: str, content: str, style: str = "", more: str = "") -> str:

@@ -17,7 +17,6 @@ from pytest_ddpscale.util.document import (
     Closed,
     Code,
     Headline,
-    Hole,
     Items,
     Line,
     Link,
@@ -28,11 +27,11 @@ from pytest_ddpscale.util.document import (
     Table,
     Text,
     Word,
+    above_headline,
     bullets,
     csv_text,
     escaped,
     fact_table,
-    filled,
     first_rows,
     html,
     html_page,
@@ -56,7 +55,7 @@ def every_block(words: str) -> list[Block]:
         fact_table([(one, one) for one in texts]), rows, Listing(words),
         Picture(words, words, words, words, b"<svg/>", bytes, rows, False, words),
     ]  # fmt: skip
-    return [Section(words, [*inner, Closed(words, inner), Closed(words, inner, is_open=True), Hole("later")])]
+    return [Section(words, [*inner, Closed(words, inner), Closed(words, inner, is_open=True)])]
 
 
 class Tags(HTMLParser):
@@ -131,9 +130,11 @@ def test_what_holds_nothing_is_not_written() -> None:
     assert (html(*nothing), markdown(*nothing), list(text_lines(*nothing))) == ("", "", [])
 
 
-def test_a_hole_is_filled_once_and_no_text_is_one() -> None:
-    page = html(Line(html(Hole("live"))), Hole("live"))
-    assert filled(page, "live", Line("42 %")) == html(Line(html(Hole("live"))), Line("42 %"))
+def test_what_goes_on_stands_above_the_headline_and_no_text_is_one() -> None:
+    said, goes_on = Line("<h1>"), Line("42 %")
+    assert above_headline(html(said, Headline("a"), Headline("b")), goes_on) == html(
+        said, goes_on, Headline("a"), Headline("b")
+    )
 
 
 def test_tables_are_written_as_approved() -> None:
