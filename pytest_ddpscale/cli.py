@@ -21,7 +21,7 @@ from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionErro
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.suites.registry import add_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
-from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, commands_of, parsed
+from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, adder, commands_of, parsed
 from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import THRESHOLDS, usual_thresholds
@@ -100,42 +100,42 @@ def parser_of_commands() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     add_init(commands)
     tools = commands.add_parser("import", help="read another tool's result files").add_subparsers(metavar="TOOL")
-    paik = _command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark")
-    paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
-    paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
-    paik.add_argument("--gpu-sku", metavar="SKU", help="SKU they were measured on; default: from the device name")
-    usual = f"default: {THRESHOLDS} here, else the packaged one"
-    paik.add_argument("--thresholds", type=Path, metavar="FILE", help=usual)
-    add = _command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark").add_argument
-    add("file", type=Path, metavar="FILE", help="file written by its --json")
+    add = adder(_command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark"))
+    add("directory", "DIR", Path, "folder of its JSON files")
+    add("--out", "RUN_DIR", Path, "run directory to make", required=True)
+    add("--gpu-sku", "SKU", str, "SKU they were measured on; default: from the device name")
+    add("--thresholds", "FILE", Path, f"default: {THRESHOLDS} here, else the packaged one")
+    add = adder(_command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark"))
+    add("file", "FILE", Path, "file written by its --json")
     thresholds = commands.add_parser("thresholds", help="show and check thresholds, print their JSON schema")
     actions = thresholds.add_subparsers(metavar="ACTION")
     add_show(actions, os.environ.get(OPTIONS["thresholds"].variable))
     add_check(actions)
-    add = _command(commands, "runs", _runs, "list the runs in a folder with their outcomes").add_argument
-    add("folder", type=Path, nargs="?", metavar="FOLDER", help="default: ddpscale-runs here")
-    add = _command(commands, "report", _report, "print a run's outcome and rewrite its report files").add_argument
-    add("directory", type=Path, metavar="RUN_DIR", help="or RUN_DIR/judged-N")
-    add("-v", "--verbose", action="store_true", help="print the table of all requirements")
-    add("--open", action="store_true", help="show report.html in a browser")
+    add = adder(_command(commands, "runs", _runs, "list the runs in a folder with their outcomes"))
+    add("folder", "FOLDER", Path, "default: ddpscale-runs here", nargs="?")
+    command = _command(commands, "report", _report, "print a run's outcome and rewrite its report files")
+    adder(command)("directory", "RUN_DIR", Path, "or RUN_DIR/judged-N")
+    command.add_argument("-v", "--verbose", action="store_true", help="print the table of all requirements")
+    command.add_argument("--open", action="store_true", help="show report.html in a browser")
     what = "list hosts that runs reject, clear or flag for inspection"
-    add = _command(commands, "culprits", _culprits, what).add_argument
-    add("directories", type=Path, nargs="+", metavar="RUN_DIR", help="or RUN_DIR/judged-N")
-    add("--rehearse", action="store_true", help="treat simulated runs as if they had been measured")
-    add("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
-    add = _command(commands, "explain", _explain, "what a cause of a report is, and what to do about it").add_argument
-    add("cause", metavar="ID", help="as reports name it, such as slow-gpu")
+    command = _command(commands, "culprits", _culprits, what)
+    adder(command)("directories", "RUN_DIR", Path, "or RUN_DIR/judged-N", nargs="+")
+    rehearses = "treat simulated runs as if they had been measured"
+    command.add_argument("--rehearse", action="store_true", help=rehearses)
+    adder(command)("--format", None, str, "", "text", choices=("text", "tsv"))
+    add = adder(_command(commands, "explain", _explain, "what a cause of a report is, and what to do about it"))
+    add("cause", "ID", str, "as reports name it, such as slow-gpu")
     what, variable = "show what nodes reached in earlier runs, and whether they still do", OPTIONS["history"].variable
     command = _command(commands, "history", _history, what)
-    add, either = command.add_argument, command.add_mutually_exclusive_group().add_argument
-    either("node", nargs="?", metavar="NODE", help="default: a line for every node")
-    add("--history", type=Path, metavar="FILE", default=os.environ.get(variable) or None,
-        help="history file, one per cluster since nodes are known by name; default: "
-             f"${variable}, else ddpscale-runs/history.sqlite here")  # fmt: skip
-    add("--gpu-sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
-    add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
-    either("--add", type=Path, nargs="+", metavar="RUN_DIR", help="add judged runs, each once; print what was added")
-    either("--forget", metavar="NODE", help="remove what a node reached: its next runs become a new baseline")
+    add, either = adder(command), adder(command.add_mutually_exclusive_group())
+    either("node", "NODE", str, "default: a line for every node", nargs="?")
+    usual = f"; default: ${variable}, else ddpscale-runs/history.sqlite here"
+    file = f"history file, one per cluster since nodes are known by name{usual}"
+    add("--history", "FILE", Path, file, os.environ.get(variable) or None)
+    add("--gpu-sku", "SKU", str, "canonical name, as the history lists it; default: all")
+    add("--format", None, str, "", "text", choices=("text", "json"))
+    either("--add", "RUN_DIR", Path, "add judged runs, each once; print what was added", nargs="+")
+    either("--forget", "NODE", str, "remove what a node reached: its next runs become a new baseline")
     add_calibrate(commands)
     add_compare(commands)
     _later(commands, "simulate", "simulate.simulate_command",
@@ -205,16 +205,14 @@ def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.suites.ddp_benchmark import read_ddp_benchmark, results_of_file
 
     columns = _columns() if sys.stdout.isatty() else None
-    for line in results_of_file(read_ddp_benchmark(arguments.file)).lines(columns=columns):
-        print(line)
+    print(*results_of_file(read_ddp_benchmark(arguments.file)).lines(columns=columns), sep="\n")
 
 
 def _runs(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.listings import run_lines
     from pytest_ddpscale.run.run_directory import RUNS_FOLDER
 
-    for line in run_lines(arguments.folder or RUNS_FOLDER, _columns()):
-        print(line)
+    print(*run_lines(arguments.folder or RUNS_FOLDER, _columns()), sep="\n")
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -229,21 +227,20 @@ def _report(arguments: argparse.Namespace) -> int:
 
         return report_suite(run)
     judgement = read_judged(run, judged)
-    answer, *others = brief_lines(judgement, _columns(), run.read_run())
-    if arguments.verbose:
-        others = table_lines(judgement, _columns(), run.read_run())
-    for line, _ in (answer, *others):
+    record, columns = run.read_run(), _columns()
+    answer, *others = brief_lines(judgement, columns, record)
+    for line, _ in (answer, *(table_lines(judgement, columns, record) if arguments.verbose else others)):
         print(line)
-    for problem in write_reports(judged, judgement, run.read_run(), read_evidence(run)):
+    for problem in write_reports(judged, judgement, record, read_evidence(run)):
         print(problem, file=sys.stderr)
     page = judged.path / "report.html"
     if page.exists():
         print(f"report: {page}")
-    if arguments.open and page.exists():
-        import webbrowser
+        if arguments.open:
+            import webbrowser
 
-        if not webbrowser.open(page.absolute().as_uri()):
-            print(f"No browser was found: open {page.absolute()}.", file=sys.stderr)
+            if not webbrowser.open(page.absolute().as_uri()):
+                print(f"No browser was found: open {page.absolute()}.", file=sys.stderr)
     return 0
 
 
@@ -309,10 +306,10 @@ def _history(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         print(json_text(nodes))
     elif node is None:
-        print("\n".join(overview_lines(nodes)))
+        print(*overview_lines(nodes), sep="\n")
     else:
         for one in nodes:
-            print("\n".join((*node_lines(one), "")))
+            print(*node_lines(one), "", sep="\n")
     return 0
 
 

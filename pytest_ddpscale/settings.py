@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.removed import REMOVED
 
 AUTO = "auto"
 LAUNCHERS = {"torchrun": "launcher", "exec": "launcher", "ssh": "launcher", "slurm": "slurm"}  # name: module in launch/
@@ -34,6 +33,7 @@ LONGEST_BLOCK_S = 600.0
 SHORTEST_BLOCK_S = 0.01
 # Arguments of srun that this package sets itself: task counts, the streams that carry the protocol, and the job name.
 _OURS = r"--(nodes|ntasks(-per-\w+)?|export|input|output|error|job-name)(=|$)|-[NnioeJ]"
+_NOTE = r"([A-Za-z][A-Za-z0-9_-]{0,39})=\s*(\S.*?)\s*"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 T = TypeVar("T")
@@ -49,8 +49,8 @@ class Option(NamedTuple):
         flag: on the command line; the ini key is derived from it.
         metavar: placeholder of its value; None for a switch.
         parse: reads a value; raises ValueError with what it expected.
-        default: as typed by a user; empty for none.
         explanation: one line, without the default.
+        default: as typed by a user; None for none.
         alone: the value of the bare flag; empty if the flag needs a value.
         repeats: whether it may be given several times; its parser reads one value a line, as in the ini file.
         in_environment: whether `variable` is read too, because slurm/ has it among its scripts' site settings.
@@ -59,9 +59,9 @@ class Option(NamedTuple):
     flag: str
     metavar: str | None
     parse: Callable[[str], Any]
-    default: str
-    explanation: str
     about: About
+    explanation: str
+    default: str | None = None
     alone: str = ""
     repeats: bool = False
     in_environment: bool = False
@@ -79,7 +79,7 @@ class Option(NamedTuple):
     @property
     def help(self) -> str:
         """One line for ``--help``."""
-        return f"{self.explanation}; default: {self.default}".removesuffix("; default: ")
+        return self.explanation + f"; default: {self.default}" * bool(self.default)
 
 
 def read_value(where: str, text: str, parse: Callable[[str], T]) -> T:
@@ -226,16 +226,16 @@ def words_of_command(text: str, what: str = "a command") -> tuple[str, ...]:
 
 def notes_of_run(text: str) -> tuple[tuple[str, str], ...]:
     """Notes of who measures what, where or why, one a line: ``ticket=OPS-7``."""
-    lines = [line.partition("=") for line in text.splitlines() if line.strip()]
-    notes = {key: value.strip() for key, _, value in lines if re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,39}", key)}
-    if len(notes) < len(lines) or not all(notes.values()):
+    lines = [line for line in text.splitlines() if line.strip()]
+    notes = {match[1]: match[2] for line in lines if (match := re.fullmatch(_NOTE, line))}
+    if len(notes) < len(lines):
         raise ValueError("KEY=VALUE such as ticket=OPS-7, KEY of letters, digits, _ and -, once")
     return tuple(notes.items())
 
 
 def names_of_variables(text: str) -> tuple[str, ...]:
     """Names of environment variables; a trailing ``*`` matches any ending."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(filter(None, map(str.strip, text.split(","))))
     if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name) for name in names):
         raise ValueError("names of environment variables such as MY_SITE,UCX_*")
     return names
@@ -253,14 +253,13 @@ def on_or_off(text: str) -> bool:
 _DECLARED: list[Option] = []
 
 
-def _option(
-    flag: str, metavar: str | None, parse: Callable[[str], Any], about: About, explanation: str,
-    default: str | None = None, **more: Any,
-) -> Any:  # fmt: skip
+def _option(*attributes: Any, **more: Any) -> Any:
     """Declare a field of `Settings` as an option; a switch is off, else its value is None if not given and without
     default."""
-    _DECLARED.append(option := Option(flag, metavar, parse, default or "", explanation, about, **more))
-    return () if option.repeats else False if metavar is None else None if default is None else parse(default)
+    _DECLARED.append(option := Option(*attributes, **more))
+    if option.default is not None:
+        return option.parse(option.default)
+    return () if option.repeats else False if option.metavar is None else None
 
 
 # fmt: off
@@ -348,14 +347,6 @@ OF_ANY_RUN = (
 )  # fmt: skip
 
 
-# Options that exclude each other, by attribute; those of measuring only if typed, because a site's ini file and
-# environment serve measuring and judging runs alike. A resumed run is measured, in its own directory.
-CONFLICTS = (
-    ("resume", "judge"), ("resume", "run_dir"),
-    *((name, "judge") for name, option in OPTIONS.items() if option.about == "measuring"),
-)  # fmt: skip
-
-
 def refuse_unread_variables(environ: Mapping[str, str]) -> None:
     """Refuse variables that look like options but are not read: an ignored setting could change what is judged.
 
@@ -367,10 +358,6 @@ def refuse_unread_variables(environ: Mapping[str, str]) -> None:
             found = "is set, but not read from the environment"
             expected = f"{option.flag} on the command line, or {option.name} in the ini file"
             raise OptionError(option.variable, found, expected, f"Unset {option.variable}.")
-    for name, instead in REMOVED.items():
-        variable = name.replace("pytest --ddp-", "DDPSCALE_").replace("-", "_").upper()
-        if name.startswith("pytest ") and environ.get(variable):
-            raise OptionError(variable, "is set, but not read any more", f"instead: {instead}", f"Unset {variable}.")
 
 
 class _Given(NamedTuple):
@@ -412,7 +399,10 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
 def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
     """Refuse options that contradict each other. Raises OptionError."""
     typed = {name for name, one in given.items() if one.text and one.where.startswith("--")}
-    for name, beside in CONFLICTS:
+    # Those of measuring only if typed, because a site's ini file and environment serve measuring and judging runs
+    # alike. A resumed run is measured, in its own directory.
+    of_measuring = [(name, "judge") for name, option in OPTIONS.items() if option.about == "measuring"]
+    for name, beside in (("resume", "judge"), ("resume", "run_dir"), *of_measuring):
         one, other = given[name], given[beside]
         if name in typed and other.text:
             found = f"found {one.text!r} together with {other.where}={other.text}"

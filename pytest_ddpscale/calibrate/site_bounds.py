@@ -13,7 +13,7 @@ from pytest_ddpscale.history.past_run import PastRun, started_at_of
 from pytest_ddpscale.report.digits import bare_number, number_text
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.site_file import Overlay
-from pytest_ddpscale.util.document import Line, bullets, table, text_lines
+from pytest_ddpscale.util.document import Line, Table, bullets, text_lines
 from pytest_ddpscale.util.listing import first_few, first_nodes
 
 _TITLES = ("requirement", "value", "found from", "bound", "new")
@@ -106,7 +106,7 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
         bounds = (f"{side} {bare_number(bound, one.unit)}" for bound in (one.requirement.bound, one.bound))
         rows.append((one.name, number_text(one.value, one.unit), f"{one.found_from_pct:.1f} %", *bounds))
     sentences = bullets(_sentences(calibration))
-    return text_lines(Line(answer), table(_TITLES, rows, of_numbers=True), sentences, width=_COLUMNS)
+    return text_lines(Line(answer), Table(_TITLES, rows, names=1), sentences, width=_COLUMNS)
 
 
 def _sentences(calibration: Calibration) -> Iterator[str]:

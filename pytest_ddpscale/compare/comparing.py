@@ -19,7 +19,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.verdicts import Verdict, read_judged
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Column, Items, Line, Table, bullets, holds, table, text_lines
+from pytest_ddpscale.util.document import Items, Line, Table, bullets, holds, text_lines
 from pytest_ddpscale.util.listing import first_nodes
 from pytest_ddpscale.util.printable import one_line
 
@@ -160,9 +160,8 @@ class ComparedRuns:
         differ = [one for one in self.requirements if one.change and one.difference != ALIKE]
         differ.sort(key=lambda one: (not one.is_worse, -abs(one.change.size if one.change else 0)))
         differences = configuration_differences(self.a, self.b)
-        configuration = [Column("differs"), Column("A", may_shrink=True), Column("B", may_shrink=True)]
-        same, others = Line("Configuration: no difference known."), Table(configuration, differences)
-        results, notes = table(_TITLES, [one.cells() for one in differ]), self._notes(alike)
+        same, others = Line("Configuration: no difference known."), Table(("differs", "A", "B"), differences)
+        results, notes = Table(_TITLES, [one.cells() for one in differ]), self._notes(alike)
         for block, width in ((others if differences else same, COLUMNS), (results, None), (notes, COLUMNS)):
             yield from ["", *text_lines(block, width=width)] * holds(block)
 

@@ -13,9 +13,24 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.plugin import items as of_items
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
-from pytest_ddpscale.plugin.items import EMPTY, SESSION, SETTINGS, SOURCE, TOLD, Told, asked_for, case_of, source_of
+from pytest_ddpscale.plugin.items import (
+    EMPTY,
+    TOLD,
+    Told,
+    asked_for,
+    case_of,
+    lift_time_limit,
+    marked_metrics,
+    nothing_runs,
+    refuse_marks,
+    refuse_options,
+    session_of,
+    source_of,
+    usage_errors,
+    uses,
+    wrapped,
+)
 from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.settings import OPTIONS, settings_from
 from pytest_ddpscale.util.packaged import packaged
@@ -59,11 +74,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
     config.addinivalue_line("markers", "node_health: tests for a nightly check of one node, in minutes")
     ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
-    with of_items.usage_errors():
+    with usage_errors():
         settings = settings_from(vars(config.option), ini)
-    config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
+    config.stash[TOLD] = Told(settings)
     if settings.sku_was_given or settings.judge or settings.resume:
-        of_items.refuse_options(config)
+        refuse_options(config)
     # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
     if _was_asked(config):
         _default_to_acceptance_tests(config)
@@ -72,12 +87,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Generate one item per requirement of the marked metrics."""
     told = metafunc.config.stash[TOLD]
-    if not of_items.uses(metafunc.definition, "requirement") or told.refusal:
+    if not uses(metafunc.definition, "requirement") or told.refusal:
         return
     from pytest_ddpscale.thresholds.cases import nightly_uniformity
 
     try:
-        metrics = of_items.marked_metrics(metafunc.definition)
+        metrics = marked_metrics(metafunc.definition)
         every = source_of(metafunc.config).cases
         cases = [case for case in every if case.requirement.metric in metrics]
         nightly = nightly_uniformity(every)
@@ -112,7 +127,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Let ``-k`` select an item by its requirement's id, ``peak_memory_gib[resnet50-8gpu]``, as in reports."""
-    of_items.lift_time_limit(item)
+    lift_time_limit(item)
     case = case_of(item)
     if case is not None:
         item.extra_keyword_matches.add(case.id)
@@ -120,12 +135,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect world sizes that --ddp-world-sizes excludes."""
-    if refusal := config.stash[TOLD].refusal:
+    told = config.stash[TOLD]
+    if refusal := told.refusal:
         items.clear()
         if not hasattr(config, "workeroutput"):
             raise refusal
         config.workeroutput[_REFUSED] = str(refusal)
-    wanted = config.stash[SETTINGS].world_sizes
+    wanted = told.settings.world_sizes
     unsized = ("check", "node")  # requirements on nodes have no world size
     unwanted = [
         item for item in items if wanted is not None and (case := case_of(item))
@@ -141,28 +157,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
     if sys.exc_info()[1] is not None:
         return  # pytest also calls this hook while it handles an interrupt or a missing file
-    config = session.config
+    config, told = session.config, session.config.stash[TOLD]
     if not (cases := [case for item in session.items if (case := case_of(item))]):
         # pytest calls this hook after a refusal too; another error would hide it.
-        was_refused = config.stash[TOLD].refusal is not None
-        if _was_asked(config) and not (was_refused or SOURCE in config.stash or hasattr(config, "workerinput")):
+        if _was_asked(config) and not (told.refusal or told.source or hasattr(config, "workerinput")):
             raise pytest.UsageError(_NOTHING_ASKED)  # a green run would have measured nothing
         return
     source = source_of(config)
-    of_items.refuse_marks(config, session.items)
-    with of_items.usage_errors():
+    refuse_marks(config, session.items)
+    with usage_errors():
         source.select(cases)
-        if not of_items.nothing_runs(config):
+        if not nothing_runs(config):
             from pytest_ddpscale.plugin.json_report import report_as_json
 
             source.open_run()
-            of_items.session_of(config).interim.begin()
+            session_of(config).interim.begin()
             report_as_json(session, source)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     """Print the plan; where there is no test at all, how to begin."""
-    source = config.stash.get(SOURCE, None)
+    source = config.stash[TOLD].source
     is_picky = config.option.keyword or config.option.markexpr or config.args_source == pytest.Config.ArgsSource.ARGS
     if not (items or is_picky or _was_asked(config)):
         return ["ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine, =cpu its CPU"]
@@ -184,7 +199,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
         source.plan_to_measure, len(source.selected), isolate=subject.settings.is_isolated,
         samples_per_s=source.expected_samples_per_s,
     )  # fmt: skip
-    lines += of_items.wrapped(config, told if is_whole else shortened(told))
+    lines += wrapped(config, told if is_whole else shortened(told))
     if source.run is not None:
         lines.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")
     return lines
@@ -195,8 +210,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed requirement shows its explanation; one that only warns is an expected failure."""
-    case = case_of(item)
-    if case is not None and call.when == "call" and SESSION in item.config.stash:
+    case, told = case_of(item), item.config.stash[TOLD]
+    if case is not None and call.when == "call" and told.session:
         from pytest_ddpscale.plugin.end import record_verdict
 
         record_verdict(item, case)
@@ -205,7 +220,7 @@ def pytest_runtest_makereport(
         report.longrepr = str(call.excinfo.value)  # the message says what to do; a traceback would not help
     was_skipped = case is not None and report.skipped and not hasattr(report, "wasxfail")
     # If a site's own check fails, the machine is not accepted either.
-    if (report.failed or was_skipped) and SOURCE in item.config.stash:
+    if (report.failed or was_skipped) and told.source:
         from pytest_ddpscale.plugin.end import show_verdict
 
         show_verdict(item, call, report)
@@ -215,10 +230,10 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before other reports, which carry the exit code
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
     """Conclude, write all reports, and set the exit code by the outcome."""
-    config = session.config
-    if config.stash[TOLD].workers_refusal:
+    config, told = session.config, session.config.stash[TOLD]
+    if told.workers_refusal:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
-    source = config.stash.get(SOURCE, None)
+    source = told.source
     if source is None or source.run is None:
         result = yield
         if _was_asked(config) and session.exitstatus == pytest.ExitCode.OK:
@@ -227,7 +242,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     from pytest_ddpscale.plugin.end import finish, print_summary
 
     try:
-        finish(session, exitstatus, of_items.session_of(config))
+        finish(session, exitstatus, session_of(config))
         concluded = session.exitstatus
         result = yield
         if session.exitstatus == pytest.ExitCode.OK:
@@ -235,7 +250,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         # Another plugin (pytest-rich) has removed pytest's reporter, and with it its hooks.
         plugins = config.pluginmanager
         is_shown = plugins.hasplugin("terminalreporter") or plugins.is_blocked("terminal")
-        if config.stash[TOLD].judgement and not is_shown:
+        if told.judgement and not is_shown:
             print_summary(pytest.TerminalReporter(config, sys.stdout), config)
     finally:
         source.release()
@@ -255,8 +270,7 @@ def pytest_terminal_summary(
     else:
         from pytest_ddpscale.plugin.end import summarized
 
-        with summarized(terminalreporter, config):
-            yield
+        yield from summarized(terminalreporter, config)
     if told.workers_refusal:
         terminalreporter.write_line(f"ERROR: {told.workers_refusal}", red=True)
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_ddpscale.errors import BadInput, WritingError
-from pytest_ddpscale.plugin.fixtures import RequirementNotMet
-from pytest_ddpscale.plugin.items import SESSION, SETTINGS, SOURCE, TOLD
-from pytest_ddpscale.report.explain import explain, verdict_properties
+from pytest_ddpscale.plugin.fixtures import RequirementNotMet, explained
+from pytest_ddpscale.plugin.items import TOLD, session_of, source_of
+from pytest_ddpscale.report.explain import verdict_properties
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines, tested_line
 from pytest_ddpscale.run.verdicts import Blocker
-from pytest_ddpscale.util.printable import one_line, shell_line
+from pytest_ddpscale.util.printable import one_line
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.verdicts import Judgement
@@ -26,10 +25,7 @@ if TYPE_CHECKING:
 
 _JUDGED_BY_US = "ddpscale_judged"  # marks reports of items that fail by their verdict
 _SPOILED = "was skipped, or failed for a reason other than its verdict"
-_COLOURS: dict[str, dict[str, bool]] = {
-    "": {}, "header": {"bold": True}, "passed": {"green": True},
-    "failed": {"red": True}, "warned": {"yellow": True}, "undecided": {"yellow": True},
-}  # fmt: skip
+_COLOURS = {"header": "bold", "passed": "green", "failed": "red", "warned": "yellow", "undecided": "yellow"}
 
 
 def record_verdict(item: pytest.Item, case: AnyCase) -> None:
@@ -37,14 +33,13 @@ def record_verdict(item: pytest.Item, case: AnyCase) -> None:
 
     JUnit XML and pytest-reportlog keep properties; pytest-html and allure show only output.
     """
-    session = item.config.stash[SESSION]
+    session = session_of(item.config)
     if (verdict := session.verdicts.get(case.id)) is None:
         return
     # An item that is repeated has them already.
     item.user_properties += [one for one in verdict_properties(verdict) if one not in item.user_properties]
     if verdict.passed:
-        explained = explain(verdict, case.where, shell_line([*session.source.again, "-k", case.id]))
-        item.add_report_section("call", "stdout", f"{explained}\n")
+        item.add_report_section("call", "stdout", f"{explained(session, case, verdict)}\n")
 
 
 def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -57,7 +52,7 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
         verdict = raised.verdict
         report.longrepr = str(raised)
         setattr(report, _JUDGED_BY_US, True)
-        if verdict.blocks(allows_unmeasured=item.config.stash[SETTINGS].allow_incomplete):
+        if verdict.blocks(allows_unmeasured=told.settings.allow_incomplete):
             told.shown.append(verdict.id)
             return
         report.outcome = "skipped"
@@ -127,8 +122,7 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
             terminal.stats.setdefault("xfailed" if judgement.rehearsed else "failed", []).append(report)
 
 
-@contextmanager
-def summarized(reporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
+def summarized(reporter: pytest.TerminalReporter, config: pytest.Config) -> Generator[None, None, None]:
     """Without -v let pytest print failures only of a site's own tests; our summary, after it, covers the others."""
     kept = dict(reporter.stats)
     if config.get_verbosity() <= 0:
@@ -143,14 +137,14 @@ def summarized(reporter: pytest.TerminalReporter, config: pytest.Config) -> Iter
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the outcome with its cause and the report's path; unless -q, what blocks acceptance; with -v everything."""
-    told, run, verbosity = config.stash[TOLD], config.stash[SOURCE].run, config.get_verbosity()
+    told, run, verbosity = config.stash[TOLD], source_of(config).run, config.get_verbosity()
     judgement = told.judgement
     assert judgement is not None
     lines_of = quiet_lines if verbosity < 0 else table_lines if verbosity > 0 else brief_lines
     if verbosity >= 0:
         reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
     for line, style in lines_of(judgement, reporter._tw.fullwidth, told.record):
-        reporter.write_line(line, **_COLOURS[style])
+        reporter.write_line(line, **{_COLOURS[style]: True} if style else {})
     if verbosity >= 0 and (tested := tested_line(judgement, told.record)):
         reporter.write_line(tested)
     if run is not None and (run.path / "report.html").exists():

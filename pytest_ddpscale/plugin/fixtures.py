@@ -15,7 +15,6 @@ from pytest_ddpscale.util.printable import shell_line
 if TYPE_CHECKING:
     from pytest_ddpscale.run.record_lines import Listener
     from pytest_ddpscale.run.verdicts import Verdict
-    from pytest_ddpscale.session.evidence import EvidenceSource
     from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.thresholds.cases import AnyCase
 
@@ -27,10 +26,6 @@ class Run:  # every pytest session creates the class, and a dataclass or named t
 
     def __init__(self, session: AcceptanceSession, listener: Listener) -> None:
         self.session, self.listener = session, listener
-
-    def __repr__(self) -> str:
-        """Short, because pytest prints it at each failed assertion, and all evidence is attached."""
-        return f"<Run of {self.session.sku}>"
 
     @property
     def sku(self) -> str:
@@ -66,19 +61,15 @@ class RequirementNotMet(AssertionError):
 class ItemVerdict:
     """The verdict on one item's requirement, measured and judged when first needed."""
 
-    def __init__(self, requirement: JudgeableRequirement, run: Run) -> None:
-        self.requirement, self.run = requirement, run
-
-    def __repr__(self) -> str:
-        """Short, as in `Run`."""
-        return f"<verdict on {self.requirement.case.id}>"
+    def __init__(self, case: AnyCase, run: Run) -> None:
+        self.case, self.run = case, run
 
     @property
     def verdict(self) -> Verdict:
         """Outcome, value, interval, bound and culprits."""
         session = self.run.session
         try:
-            return session.judge(self.requirement.case, self.run.listener)
+            return session.judge(self.case, self.run.listener)
         except KeyboardInterrupt:
             # Otherwise pytest shows a line of our code, and how to see its traceback.
             raise pytest.exit.Exception(session.interim.interruption or "interrupted") from None
@@ -90,9 +81,7 @@ class ItemVerdict:
 
     def explain(self) -> str:
         """Value, interval, bound, margin, culprits, and the command that reruns it."""
-        from pytest_ddpscale.report.explain import explain
-
-        return explain(self.verdict, self.requirement.case.where, self.requirement.rerun)
+        return explained(self.run.session, self.case, self.verdict)
 
     def check(self) -> None:
         """Pass or fail the item by its verdict.
@@ -107,32 +96,25 @@ class ItemVerdict:
 class JudgeableRequirement:
     """One requirement of thresholds.yaml, the value of the `requirement` fixture."""
 
-    def __init__(self, case: AnyCase, source: EvidenceSource) -> None:
-        self.case, self.source = case, source
-
-    def __repr__(self) -> str:
-        """Short, as in `Run`."""
-        return f"<{self.case.id}>"
-
-    @property
-    def rerun(self) -> str:
-        """The command that measures only this requirement again."""
-        return shell_line([*self.source.again, "-k", self.case.id])
+    def __init__(self, case: AnyCase) -> None:
+        self.case = case
 
     def judge(self, run: Run) -> ItemVerdict:
         """The verdict on this requirement. A test calls its `check` last, after any checks of its own."""
-        return ItemVerdict(self, run)
+        return ItemVerdict(self.case, run)
+
+
+def explained(session: AcceptanceSession, case: AnyCase, verdict: Verdict) -> str:
+    """What a report says of one verdict, with the command that measures only this requirement again."""
+    from pytest_ddpscale.report.explain import explain
+
+    return explain(verdict, case.where, shell_line([*session.source.again, "-k", case.id]))
 
 
 @pytest.fixture
 def requirement(request: pytest.FixtureRequest) -> JudgeableRequirement:
     """One requirement of the thresholds file, for a test marked ``requirement("metric")``."""
-    if not hasattr(request, "param"):
-        raise pytest.UsageError(
-            f"{request.node.nodeid} uses `requirement` without naming a metric; "
-            'expected @pytest.mark.requirement("weak_scaling_efficiency") or another metric on it.'
-        )
-    return JudgeableRequirement(request.param, source_of(request.config))
+    return JudgeableRequirement(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 class Told:
     """Data that hooks pass to later hooks."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.source: EvidenceSource | None = None  # see `source_of`
+        self.session: AcceptanceSession | None = None  # see `session_of`
         self.refusal: pytest.UsageError | None = None  # error found during collection
         self.workers_refusal = ""  # error of an xdist worker
         self.spoiled: list[Blocker] = []  # items that were skipped, or failed for another reason than a verdict
@@ -37,9 +40,6 @@ class Told:
         self.forgotten = ""  # why this run is missing in the history
 
 
-SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
-SOURCE: pytest.StashKey[EvidenceSource] = pytest.StashKey()
-SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
 TOLD: pytest.StashKey[Told] = pytest.StashKey()
 # With any of these options pytest runs no test, so nothing is measured or concluded.
 _NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
@@ -63,7 +63,8 @@ def source_of(config: pytest.Config) -> EvidenceSource:
     Raises:
         pytest.UsageError: thresholds, SKU or options are invalid.
     """
-    if SOURCE not in config.stash:
+    told = config.stash[TOLD]
+    if told.source is None:
         from pytest_ddpscale.session.evidence import find_source
         from pytest_ddpscale.session.open import Site
 
@@ -72,17 +73,18 @@ def source_of(config: pytest.Config) -> EvidenceSource:
         asked = tuple(sys.argv), nothing_runs(config), asked_again(config), paths_again(config)
         with usage_errors():
             refuse_unread_variables(os.environ)
-            config.stash[SOURCE] = find_source(Site(config.stash[SETTINGS], config.rootpath, here, *asked))
-    return config.stash[SOURCE]
+            told.source = find_source(Site(told.settings, config.rootpath, here, *asked))
+    return told.source
 
 
 def session_of(config: pytest.Config) -> AcceptanceSession:
     """The acceptance session, which judges. Raises as `source_of`."""
-    if SESSION not in config.stash:
+    told = config.stash[TOLD]
+    if told.session is None:
         from pytest_ddpscale.session.session import AcceptanceSession
 
-        config.stash[SESSION] = AcceptanceSession(source_of(config))
-    return config.stash[SESSION]
+        told.session = AcceptanceSession(source_of(config))
+    return told.session
 
 
 def nothing_runs(config: pytest.Config) -> bool:

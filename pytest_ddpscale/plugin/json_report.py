@@ -1,4 +1,4 @@
-"""pytest-report.json: pytest-json-report's view of a session, with the verdict added to each test.
+"""pytest-report.json: pytest-json-report's view of a session, with its outcome; `user_properties` are the verdicts.
 
 It is only a view, and nothing reads it. By itself pytest-json-report writes NaN, which is not valid JSON, and reports
 a test as passed although the session was interrupted during it.
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.plugin.items import TOLD, case_of
+from pytest_ddpscale.plugin.items import TOLD
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.verdicts import Verdict
     from pytest_ddpscale.session.evidence import EvidenceSource
 
 JSON_REPORT = "pytest-report.json"
@@ -40,12 +39,11 @@ def report_as_json(session: pytest.Session, source: EvidenceSource) -> None:
 
 
 class _Concluded:
-    """Adds the verdicts to the report."""
+    """Adds the outcome to the report."""
 
     def __init__(self, session: pytest.Session, source: EvidenceSource) -> None:
         self._told, self._source = session.config.stash[TOLD], source
         self._passed = defaultdict[str, set[str]](set)  # stages, by test
-        self._requirements = {item.nodeid: case.id for item in session.items if (case := case_of(item))}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record what passed, because with --json-report-summary the report has counts but no tests."""
@@ -53,24 +51,18 @@ class _Concluded:
 
     @pytest.hookimpl(optionalhook=True, trylast=True)  # after any other plugin that adds numbers
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
-        """Add verdicts and outcome, turn interrupted tests into errors, and replace numbers that JSON lacks."""
+        """Add the outcome, turn interrupted tests into errors, and replace numbers that JSON lacks."""
         judgement = self._told.judgement
-        verdicts: dict[str, Verdict] = {}
         outcome, lead, counts = None, "; ".join(self._told.problems), ""
         if judgement is not None:
             from pytest_ddpscale.report.causes import counts_text, headline
 
             outcome, lead, counts = judgement.outcome, headline(judgement), counts_text(judgement)
-            verdicts = {one.id: one for one in judgement.verdicts}
         # Copied, because other plugins show the same dictionary.
         concluded = {"outcome": outcome, "headline": lead, "requirements": counts, "sku": self._source.subject.sku}
         json_report["environment"] = {**json_report.get("environment", {}), **concluded}
         interrupted = {test for test, stages in self._passed.items() if stages < {"setup", "call", "teardown"}}
         for test in json_report.get("tests", ()):
-            # Blockers that no item shows are reported by their requirement's name.
-            name = self._requirements.get(test["nodeid"], test["nodeid"].removeprefix("ddpscale::"))
-            if verdict := verdicts.get(name):
-                test["metadata"] = {**test.get("metadata", {}), **_values(verdict)}
             if test["nodeid"] in interrupted:
                 test["outcome"] = "error"
         if interrupted:
@@ -84,11 +76,3 @@ class _Concluded:
         if self._source.run is not None:
             with suppress(BadInput, OSError):  # only a view; verdicts.json exists
                 self._source.run.write_json(self._source.run.path / JSON_REPORT, finite)
-
-
-def _values(verdict: Verdict) -> dict[str, object]:
-    from pytest_ddpscale.report.words.verdicts import culprit_text
-
-    names = ("id", "outcome", "value", "interval", "bound", "unit", "margin")
-    culprits = [culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits]
-    return {**{name: getattr(verdict, name) for name in names}, "culprits": culprits}

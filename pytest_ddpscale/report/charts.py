@@ -20,7 +20,7 @@ import numpy as np
 
 from pytest_ddpscale.report.digits import ABSENT, bare_number, number_text
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Picture, Table, plain, table
+from pytest_ddpscale.util.document import Picture, Table, plain
 from pytest_ddpscale.util.listing import by_number, shorten
 from pytest_ddpscale.util.printable import one_line
 
@@ -162,7 +162,7 @@ def curves(
     ]  # fmt: skip
     titles = ("", axes.x, axes.y, _INTERVAL, "bound", "note")
     size = width, rows * (2.3 if columns < 3 else 1.7)
-    return _drawn(about, size, (0.7, 0.3, 0.2), axes.x, paint, table(titles, said, of_numbers=True))
+    return _drawn(about, size, (0.7, 0.3, 0.2), axes.x, paint, Table(titles, said, names=1))
 
 
 def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) -> None:
@@ -250,7 +250,7 @@ def bars(
         plot.set_yticks(range(len(rows)), [drawable(row.name, 36) for row in rows])
 
     said = [(row.name, part, number(base + length), row.said) for row in rows for part, length in row.parts]
-    shown = table(("", "", x, "note"), said, of_numbers=True, names=2)
+    shown = Table(("", "", x, "note"), said, names=2)
     return _drawn(about, (_WIDE, 0.21 * len(rows)), (2.4, 2.2, 0.0), x, paint, shown)
 
 
@@ -320,7 +320,7 @@ def matrix(
     rows = [
         (*ends, number_text(value, unit), "outlined" if ends in marked else "") for ends, value in worst[:_MOST_LISTED]
     ]  # fmt: skip
-    return _drawn(about, (_NARROW, tall * cell), (1.35, 0.1, _LINE), "", paint, table((*titles, "note"), rows))
+    return _drawn(about, (_NARROW, tall * cell), (1.35, 0.1, _LINE), "", paint, Table((*titles, "note"), rows))
 
 
 def _drawn(

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.report.next_steps import cause_records
-from pytest_ddpscale.report.while_measuring import LIVE, REFRESH_S
+from pytest_ddpscale.report.while_measuring import REFRESH_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, RunRecord, ThresholdsUsed
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.atomic_writing import write_atomically
-from pytest_ddpscale.util.document import Block, Picture, filled, html_page, markdown_page
+from pytest_ddpscale.util.document import Block, Picture, above_headline, html_page, markdown_page
 
 
 def write_reports(
@@ -62,9 +62,9 @@ def write_reports(
 
 
 def write_live_page(run: RunDirectory, page: str, progress: Sequence[Block]) -> None:
-    """Write report.html of a run in progress: `live_page` of it, with `progress` filled in. Raises OSError."""
+    """Write report.html of a run in progress: `live_page` of it, with `progress`. Raises OSError."""
     # Not synchronised: measuring would wait for the disk, and the page is written again soon.
-    write_atomically(run.path / "report.html", filled(page, LIVE, *progress), sync=False)
+    write_atomically(run.path / "report.html", above_headline(page, *progress), sync=False)
 
 
 def live_page(judgement: Judgement, record: RunRecord, evidence: Evidence) -> str:

@@ -20,7 +20,7 @@ from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.verdicts import read_judgement
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Column, Line, Table, table, text_lines
+from pytest_ddpscale.util.document import Line, Table, text_lines
 from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.printable import one_line
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from pytest_ddpscale.history.prediction import Compared
     from pytest_ddpscale.history.regression import NodeHistory
 
-_RUNS = (*map(Column, ("run", "began, UTC", "SKU")), Column("nodes", is_number=True), Column("devices", is_number=True),
-         Column("outcome", may_shrink=True))  # fmt: skip
+_RUNS = ("run", "began, UTC", "SKU", "nodes", "devices", "outcome")
 _RUNS_SHOWN = 5  # of a node
 
 
@@ -62,7 +61,7 @@ def plan_lines(
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "
         f"{whole.device_hours:.2f} {device}-hours (at most {whole.most_seconds / 60:.1f} min)"
     )
-    return [head, *text_lines(table(("", "", ""), rows))]
+    return [head, *text_lines(Table(("", "", ""), rows))]
 
 
 def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
@@ -120,7 +119,7 @@ def overview_lines(nodes: Iterable[NodeHistory]) -> Iterator[str]:
         (one.host, one.sku, one.runs[-1].started_at, one.runs[-1].outcome.replace("_", " "), _failed(one), _worst(one))
         for one in nodes
     ]
-    return text_lines(table(("NODE", "SKU", "LAST RUN", "OUTCOME", "NIGHTS", "WORST DRIFT"), rows))
+    return text_lines(Table(("NODE", "SKU", "LAST RUN", "OUTCOME", "NIGHTS", "WORST DRIFT"), rows))
 
 
 def node_lines(node: NodeHistory) -> Iterator[str]:
@@ -144,8 +143,8 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
     rows = [(one.what, _place(one), f"{one.value:.4g} {one.unit}", past) for one, past in beside.items()]
     return text_lines(
         Line(f"{node.host}, {node.sku}: {_failed(node)}"),
-        table(("RUN", "OUTCOME", "FAILED", "REGRESSED, NO BASELINE", "PATH"), runs),
-        Line(changes), Line(told), table(("VALUE", "PLACE", "NOW", "OWN PAST"), rows),
+        Table(("RUN", "OUTCOME", "FAILED", "REGRESSED, NO BASELINE", "PATH"), runs),
+        Line(changes), Line(told), Table(("VALUE", "PLACE", "NOW", "OWN PAST"), rows),
     )  # fmt: skip
 
 

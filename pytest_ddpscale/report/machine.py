@@ -14,7 +14,7 @@ from pytest_ddpscale.run.run_json import RunRecord, in_utc
 from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
-from pytest_ddpscale.util.document import Block, Closed, Line, Listing, Note, Table, first_rows, table
+from pytest_ddpscale.util.document import Block, Closed, Line, Listing, Note, Table, first_rows
 from pytest_ddpscale.util.listing import by_number, count_text, first_few, first_nodes
 
 ALL_ROWS_UP_TO = 64
@@ -43,7 +43,7 @@ def machine_blocks(judgement: Judgement, evidence: Evidence) -> Iterator[Block]:
     known = {*(tested if judgement.coverage else evidence.hosts), *named}
     troubled = sorted(named, key=lambda host: (-sum(one.is_certain for _, one in named[host]), by_number(host)))
     rows = [(host, _found_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in troubled]
-    shown = first_rows(table(_TITLES, rows, caption=_OF_NODES, style="nodes"), ALL_ROWS_UP_TO)
+    shown = first_rows(Table(_TITLES, rows, _OF_NODES, style="nodes"), ALL_ROWS_UP_TO)
     notes = ([tested.get(host, _UNKNOWN)[0], *_remarks(named[host])] for host in troubled[:ALL_ROWS_UP_TO])
     yield shown._replace(below={number: Note(lines) for number, lines in enumerate(notes, 1)})
     if sound := known - named.keys():
@@ -113,7 +113,7 @@ def hosts_table(evidence: Evidence) -> Table:
         (host, "; ".join(f"{one.place.name}: {one.device_name}{hot.get(one.place.identity, '')}" for one in ranks[:16]))
         for host, ranks in hosts
     ]
-    return first_rows(table(("Host", "Devices"), rows), ALL_ROWS_UP_TO, "measurements.jsonl")
+    return first_rows(Table(("Host", "Devices"), rows), ALL_ROWS_UP_TO, "measurements.jsonl")
 
 
 def tested_text(coverage: Coverage) -> str:

@@ -22,7 +22,7 @@ from pytest_ddpscale.report.sentences import (
     uniform_loss_text,
 )
 from pytest_ddpscale.report.where_time_goes import breakdown, profile_blocks
-from pytest_ddpscale.report.while_measuring import LIVE, failed_so_far
+from pytest_ddpscale.report.while_measuring import failed_so_far
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.report.words.outcome import OUTCOMES, imported, notes, outcome_word, reservations
 from pytest_ddpscale.report.words.verdicts import (
@@ -47,11 +47,7 @@ from pytest_ddpscale.util.document import (
     Block,
     Closed,
     Code,
-    Column,
-    Facts,
-    Gallery,
     Headline,
-    Hole,
     Items,
     Line,
     Link,
@@ -64,9 +60,9 @@ from pytest_ddpscale.util.document import (
     Text,
     Word,
     bullets,
+    fact_table,
     first_rows,
     holds,
-    table,
 )
 from pytest_ddpscale.util.listing import count_text, first_few, first_nodes
 from pytest_ddpscale.util.printable import shell_line
@@ -79,10 +75,7 @@ _MOST_LOWERED, _MOST_IMPORTED = 64, 8
 _STYLES = dict(VERDICTS.values())
 _OPEN = ("not met", "waived")  # kinds of requirements
 _WORST_FIRST = [*VERDICTS]
-_COLUMNS = (
-    Column("Requirement"), Column("Verdict"),
-    *(Column(title, is_number=True) for title in ("Value", "Limits", "Bound", "Margin", "Rounds")),
-)  # fmt: skip
+_TITLES = ("Requirement", "Verdict", "Value", "Limits", "Bound", "Margin", "Rounds")
 _SCALING = "Time and cost are those of one epoch of ImageNet (1.28 million images); a gain is per doubling."
 _LIMITS = "Limits hold with the confidence of each interval; a number in brackets beside a bound names its source."
 _WAIVED = (
@@ -105,7 +98,7 @@ def title_of(judgement: Judgement, *, goes_on: bool = False) -> str:
 def report(
     judgement: Judgement, run: RunRecord, evidence: Evidence, pictures: Sequence[Picture] = (), *, goes_on: bool = False
 ) -> list[Block]:
-    """The report of a run, whose run.json is as it was judged; while the run goes on, with the hole `LIVE`."""
+    """The report of a run, whose run.json is as it was judged; or of one that goes on."""
     failed, causes = failed_so_far(judgement), cause.causes(judgement)
     causes = tuple(one for one in causes if failed & one.explains) if goes_on else causes
     first = [one for name in _FIRST_FIGURES for one in pictures if one.key == name]
@@ -114,14 +107,14 @@ def report(
     scaling = [] if goes_on else scaling_tables(evidence, judgement.verdicts)
     profiled = [*profile_blocks(evidence.profiles, evidence.plan.device_type)]
     versions = machine.software_versions(run, evidence)
-    software = table(("Name", "Version or setting"), [*versions.items(), *sorted(evidence.environment.items())])
+    software = Table(("Name", "Version or setting"), [*versions.items(), *sorted(evidence.environment.items())])
     sections = [
-        Section("Where, and how it scales", [Gallery(first)], "figures"),
+        Section("Where, and how it scales", first, "figures"),
         Section("Requirements", _requirements(judgement, causes), "requirements"),
         Section("Nodes", [*machine.machine_blocks(judgement, evidence)], "nodes"),
         Section("Reservations", [*_reservations(judgement)], "reservations"),
         Section("Telemetry", [
-            Closed(titles, [Gallery(others)], is_short=True),
+            Closed(titles, others, is_short=True),
             Closed("Step times of each arm", [breakdown(evidence)]),
             Closed("Scaling, as numbers", [
                 Line(_SCALING if scaling else ""),
@@ -131,7 +124,7 @@ def report(
         ], "telemetry"),
         Section("Method and sources", [*_method(judgement)], "method"),
         Section("Record", [
-            Facts(digests(judgement, run)),
+            fact_table(digests(judgement, run)),
             Closed("Command", [Listing(shlex.join(run.argv))]),
             Closed("Hosts", [machine.hosts_table(evidence)]),
             Closed("Software and environment", [software]),
@@ -157,8 +150,6 @@ def _first(
     if is_simulated:
         watermark = Word(f"{WATERMARK}."), " This report judges a model of a machine; it accepts no machine."
         yield Line(watermark, "watermark")
-    if goes_on:
-        yield Hole(LIVE)
     yield Headline(headline, style)
     yield Line(f"{'' if goes_on else means} {why}Judged for {judgement.sku}: {counts_text(judgement)}.")
     valued = _table(imported(judgement, run)[:_MOST_IMPORTED], {}, {})
@@ -170,10 +161,10 @@ def _first(
         yield Line(["Measure everything again: ", Code(shell_line(run.command_again))], "step")
     yield bullets([cause.warning_text(one) for one in cause.warnings(judgement)], _MOST_SHOWN)
     numbers = [(*one[:4], Word(one[4], _STYLES.get(one[4], "undecided"))) for one in key_numbers(judgement)]
-    yield table(("", "Value", "Of", "Bound", "Verdict"), numbers)
-    yield Facts(facts(judgement, run, versions, evidence.gangs))
+    yield Table(("", "Value", "Of", "Bound", "Verdict"), numbers)
+    yield fact_table(facts(judgement, run, versions, evidence.gangs))
     told = [("Reservations", one) for one in (*judgement.notes_of("variable"), *reservations(judgement))]
-    yield Facts([*told, *(("Not tested", _with_code(one)) for one in not_tested_lines(judgement))], "lines")
+    yield fact_table([*told, *(("Not tested", _with_code(one)) for one in not_tested_lines(judgement))], "lines")
     yield Closed("What a pass does not cover", [bullets(NOT_COVERED)], is_short=True)
     if is_simulated or goes_on:
         later = "To be signed once measuring is over."
@@ -211,7 +202,8 @@ def _causes(causes: Sequence[Cause], judgement: Judgement, run: RunRecord) -> It
     if causes:
         yield Items(told[:_MOST_SHOWN], 1, "cause", "causes")
         paragraphs = [(name, _with_code(CAUSES[name].paragraph)) for name in dict.fromkeys(one.id for one in causes)]
-        yield Closed("What each id means, how sure it is, and what to do: ddpscale explain ID", [Facts(paragraphs)])
+        title = "What each id means, how sure it is, and what to do: ddpscale explain ID"
+        yield Closed(title, [fact_table(paragraphs)])
     left = f"{len(causes) - _MOST_CAUSES} more: verdicts.json lists all." if causes[_MOST_CAUSES:] else ""
     more = Items(told[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", "causes")
     yield Closed(count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, Line(left)], is_short=True)
@@ -344,7 +336,7 @@ def _table(verdicts: Sequence[Verdict], numbers: Mapping[str, int], of_cause: Ma
     for group in groups.values():
         rows += [_cells(one, numbers) for one in group]
         below[len(rows)] = _note(group, of_cause)
-    return Table(_COLUMNS, rows, below=below, style="requirements")
+    return Table(_TITLES, rows, names=2, below=below, style="requirements")
 
 
 def _cells(verdict: Verdict, numbers: Mapping[str, int]) -> list[Text]:
@@ -375,7 +367,7 @@ def _note(group: Sequence[Verdict], of_cause: Mapping[str, int]) -> Note:
 def _reservations(judgement: Judgement) -> Iterator[Block]:
     lowered = [(one.requirement, *digits.lowered_bounds(one)) for one in judgement.lowered]
     titles = ("Requirement", "Before", "Here")
-    yield first_rows(table(titles, lowered, of_numbers=True, caption="Bounds that the site lowered"), _MOST_LOWERED)
+    yield first_rows(Table(titles, lowered, "Bounds that the site lowered", 1), _MOST_LOWERED)
     yield Section("Changed by the site", [bullets(judgement.altered)])
 
 
@@ -386,7 +378,7 @@ def _method(judgement: Judgement) -> Iterator[Block]:
     metrics = dict.fromkeys(one.metric for one in judgement.verdicts)
     checks = [(short_name(one), check_text(one)) for one in judgement.verdicts]
     meanings = [(METRICS[name].title, METRICS[name].meaning) for name in metrics]
-    yield Closed("What was required", [Facts([*meanings, *(one for one in checks if one[1])])])
+    yield Closed("What was required", [fact_table([*meanings, *(one for one in checks if one[1])])])
     sources = [[Line(source)] for source in _sources(judgement.verdicts)]
     yield Closed("Sources of the bounds", [Items(sources, 1, "source")])
 

@@ -30,7 +30,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Section, bullets, table
+from pytest_ddpscale.util.document import Section, Table, bullets
 from pytest_ddpscale.util.listing import count_text
 
 SATURATED_GAIN = 0.05  # a doubling that saves a smaller share of the time is not worth it
@@ -212,7 +212,7 @@ def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[Sect
     for study in evidence.plan.studies:
         rows, unit = scaling_of(study, evidence, verdicts), study.workload.family.unit
         titles = f"{device}s", f"{unit}/s", "speed-up", "efficiency", "gain", "time", "saved", f"{device}-hours", "kWh"
-        shown = table((*titles, "nodes"), map(_cells, rows), of_numbers=True, names=0)
+        shown = Table((*titles, "nodes"), [*map(_cells, rows)], names=0)
         if len(rows) > 1:
             found.append(Section(f"{study.scaling}/{study.workload.name}", [shown, bullets(sweet_spots(rows, device))]))
     return found

@@ -17,7 +17,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.util.arrays import FloatArray
-from pytest_ddpscale.util.document import Block, Line, Link, Table, table
+from pytest_ddpscale.util.document import Block, Line, Link, Table
 from pytest_ddpscale.util.listing import count_text, first_few
 
 PERCENTS = (50, 75, 90, 95, 99)
@@ -48,7 +48,7 @@ def breakdown(evidence: Evidence, peaks_tflops: Mapping[str, float | None] | Non
     there = [any(cell != ABSENT for cell in cells) for cells in zip(*rows, strict=True)]
     shown = [[*compress(cells, there)] for cells in (titles, *rows)]
     caption = "Step times over the raw steps of all ranks; throughput at the pace of the slowest rank"
-    return table(shown[0], shown[1:], of_numbers=True, caption=caption)
+    return Table(shown[0], shown[1:], caption, 1)
 
 
 def _cells(rounds: ArmRounds, flops: float | None, peak_tflops: float | None) -> Iterator[str]:
@@ -104,7 +104,7 @@ def profile_blocks(profiles: Sequence[ArmProfile], device_type: str) -> Iterator
         )
     yield from (Line(f"{one[:1].upper()}{one[1:]}.") for one in problem_lines(profiles))
     caption = "Where the time of a profiled step goes, means over the steps"
-    yield table(_PARTS, map(_parts, done), of_numbers=True, names=2, caption=caption)
+    yield Table(_PARTS, [*map(_parts, done)], caption, 2)
     if traces := [part for one in done if one.trace for part in (", ", Link(one.trace, one.trace))][1:]:
         yield Line(["Traces for Perfetto or chrome://tracing: ", *traces])
 

@@ -18,11 +18,10 @@ from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Un
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart, TrainedEpoch
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util import document
-from pytest_ddpscale.util.document import Bar, Line, bullets, table
+from pytest_ddpscale.util.document import Bar, Line, Table, bullets
 from pytest_ddpscale.util.listing import alike, count_text
 
 REFRESH_S = 5
-LIVE = "live"  # the hole in the page
 _ENDED = {"budget": "time limit reached after ", "decided": "decided after "}
 _MOST_LASTING = 12
 _MOST_RANKS = 16  # rows; of more ranks the slowest
@@ -216,7 +215,7 @@ class Progress:
         titles = "Rank", "Node", "Device", *columns
         of = "" if len(rows) == len(ranks) else f"; the slowest of {count_text(len(ranks), 'rank')}"
         yield Line(f"Latest block of {block.study}: {block.arm}, round {block.round + 1}{of}")
-        yield table(titles, rows, of_numbers=True)
+        yield Table(titles, rows, names=1)
 
 
 def range_text(low_s: float, high_s: float) -> str:

@@ -21,8 +21,6 @@ from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.util.document import (
     Block,
-    Facts,
-    Gallery,
     Headline,
     Line,
     Picture,
@@ -30,7 +28,7 @@ from pytest_ddpscale.util.document import (
     Table,
     bullets,
     csv_text,
-    table,
+    fact_table,
     text_lines,
 )
 from pytest_ddpscale.util.listing import count_text, first_few
@@ -107,7 +105,7 @@ class Rows:
             if write is cell or any(isinstance(row.get(one.key), Found) for row in self.rows)
         ]  # fmt: skip
         rows = zip(*(cells for _, cells in parts), strict=True)
-        return table([title for title, _ in parts], rows, of_numbers=True, names=self.names)
+        return Table([title for title, _ in parts], [*rows], names=self.names)
 
     @cached_property
     def keys(self) -> dict[str, None]:
@@ -226,7 +224,7 @@ class Results:
         every = (rows.picture(self.mark) for rows in (*self.tables, *self.pictures))
         return [one for one in every if one is not None]
 
-    def blocks(self, confidence: float, facts: Facts | None = None) -> list[Block]:
+    def blocks(self, confidence: float, facts: Table | None = None) -> list[Block]:
         """What a terminal shows, of an error its first line; with facts, what report.md and report.html say."""
         interval = f"{100 * confidence:g} % interval"
         parts = [
@@ -235,7 +233,7 @@ class Results:
         ]  # fmt: skip
         problems = self.problems if facts else [headline_of(one) for one in self.problems]
         wrong = (Section("Not as required", [bullets(self.failures)]), Section("Not measured", [bullets(problems)]))
-        headline, figures = Headline(self.headline), Section("Figures", [Gallery(self.drawn)])
+        headline, figures = Headline(self.headline), Section("Figures", self.drawn)
         if facts is None:
             return [headline, *parts, *self.more, *wrong]
         return [Section("", [headline, facts, *wrong], style="first"), *parts, *self.more, figures]
@@ -245,7 +243,7 @@ class Results:
         return text_lines(*self.blocks(confidence), width=columns)
 
 
-def facts_of(suite: str, record: RunRecord, gangs: Any, versions: Mapping[str, str]) -> Facts:
+def facts_of(suite: str, record: RunRecord, gangs: Any, versions: Mapping[str, str]) -> Table:
     """What was tested, when, where and by whom; empty facts are left out."""
     hosts = [f"{host} ({len(ranks)})" for host, ranks in ranks_by_host(gangs).items()]
     facts = {
@@ -254,4 +252,4 @@ def facts_of(suite: str, record: RunRecord, gangs: Any, versions: Mapping[str, s
         "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "Command": shlex.join(record.argv),
     }  # fmt: skip
-    return Facts([one for one in facts.items() if one[1]])
+    return fact_table([one for one in facts.items() if one[1]])

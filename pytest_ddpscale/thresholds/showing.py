@@ -17,8 +17,8 @@ from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_t
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Block, Column, Line, Section, Table, bullets, shortened, table, text_lines
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.document import Block, Line, Section, Table, bullets, text_lines
+from pytest_ddpscale.util.listing import first_few, shorten
 from pytest_ddpscale.util.nearest import did_you_mean
 
 WIDTH = 100  # of lines
@@ -199,7 +199,7 @@ def smallest_blocks(asked: Asked) -> Iterator[Block]:
         loss = "unknown" if fault is None else f"{percent(fault, int(fault < 0.1))}{' (peers)' * is_of_peers}"
         row = one.metric, *_cells(one, change)[:2], bound_text(one), loss
         nearest[one.metric] = min(nearest.get(one.metric, (math.inf, row)), (math.inf if fault is None else fault, row))
-    yield table(("metric", "of", "GPUs", "bound", "rejects from"), [row for _, row in nearest.values()])
+    yield Table(("metric", "of", "GPUs", "bound", "rejects from"), [row for _, row in nearest.values()])
     yield Line("Smaller ones are not rejected; ddpscale calibrate has nearer bounds.")
 
 
@@ -222,8 +222,7 @@ def counted(file: ThresholdsFile, names: Collection[str] | None = None) -> Table
         (one["name"], ", ".join(one["aliases"]), *(str(one[of]) for of in (*_KINDS, "checks")), one["description"])
         for one in listed_skus(file, names)
     ]
-    head = "SKU", "also", "published", "site's", "provisional", "checks"
-    return Table([*map(Column, head), Column("description", may_shrink=True)], rows)
+    return Table(("SKU", "also", "published", "site's", "provisional", "checks", "description"), rows)
 
 
 def file_blocks(file: ThresholdsFile) -> Iterator[Line]:
@@ -237,13 +236,13 @@ def _section(metric: str, rows: Sequence[tuple[Requirement, BoundChange | None]]
     definition = METRICS[metric]
     units = dict.fromkeys("factor" if definition.unit == "x" else sku.unit_of(one) for one, _ in rows)
     better = "less" if definition.upper_bound else "more"
-    columns = [*map(Column, ("of", "GPUs", "value", "margin", "bound", "")), Column("source", may_shrink=True)]
+    titles = ("of", "GPUs", "value", "margin", "bound", "", "source")
     notes = [f"{one} was: {bound_text(change.was)}" for one, change in rows if change]
     if verbose:
         for details, alike in groupby(rows, lambda row: f"{row[0].where}: {source_text(row[0])}"):
             names = dict.fromkeys(one.subject or "each node" for one, _ in alike)
             notes.append(f"{first_few([*names])}: {details}")
-    table = Table(columns, [_cells(*row) for row in rows])
+    table = Table(titles, [_cells(*row) for row in rows])
     title = f"{metric} ({' or '.join(units)}, {better} is better)"
     return Section(title, [Line(definition.meaning), table, bullets(notes)])
 
@@ -254,7 +253,7 @@ def _cells(one: Requirement, change: BoundChange | None) -> tuple[str, ...]:
     baseline = ", ddp@1" if one.one_gpu == "ddp" else ""
     site = "site's " if source.is_site else ""
     return (
-        shortened(f"{'*' if change else ''}{one.subject or 'each node'}{versus}{baseline}", LONGEST_SUBJECT),
+        shorten(f"{'*' if change else ''}{one.subject or 'each node'}{versus}{baseline}", LONGEST_SUBJECT),
         f"{one.world_size}{' spread' if one.placement == 'spread' else ''}",
         "provisional" if one.provisional and not one.check else _ABSENT if measured is None else f"{site}{measured:g}",
         _ABSENT if source.margin_pct is None else f"{'+' if is_upper else '−'} {source.margin_pct:g} %",

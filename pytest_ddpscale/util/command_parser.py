@@ -56,9 +56,11 @@ def _print_help(arguments: argparse.Namespace) -> int:
 
 
 def adder(parser: Any) -> Callable[..., None]:
-    """Adds options to a parser or a group: flag, metavar, a parser that raises ValueError, help, and a default."""
+    """Adds options to a parser or a group: flag, metavar, a parser that raises ValueError, help, default, and more."""
 
-    def add(flag: str, metavar: str, parse: Callable[[str], Any], told: str, default: Any = None) -> None:
+    def add(
+        flag: str, metavar: str | None, parse: Callable[[str], Any], told: str, default: Any = None, **more: Any
+    ) -> None:  # fmt: skip
         def read(text: str) -> Any:
             try:
                 return parse(text)
@@ -66,7 +68,7 @@ def adder(parser: Any) -> Callable[..., None]:
                 raise argparse.ArgumentTypeError(f"found {text!r}; expected {error}") from None
 
         told = told if default is None else f"{told}; default: %(default)s".removeprefix("; ")
-        parser.add_argument(flag, metavar=metavar, type=read, help=told, default=default)
+        parser.add_argument(flag, metavar=metavar, type=read, help=told, default=default, **more)
 
     return add
 

@@ -3,8 +3,8 @@
 Every report of the product is such a list. No block takes markup: each writer makes text from outside one line and
 escapes it. What holds nothing is not written. Styles are class names of report.css. Headline, Word:
 passed, failed, warned, undecided (an outcome), tag (a category). Line: step (what to do), legend (how to read what is
-above), watermark, live, nav, skip. Items: causes, signatures. Facts: lines (one below the other). Table: nodes,
-requirements. Section: first. Written by the writer: word, facts, box, sortable, note, n (a number), figures, wide.
+above), watermark, live, nav, skip. Items: causes, signatures. Table: nodes, requirements, facts. Section: first.
+Written by the writer: word, box, sortable, note, n (a number), wide.
 On paper what a signature stands for is open: all of these parts but evidence.
 """
 
@@ -19,13 +19,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from html import escape
-from itertools import groupby
 from pathlib import Path
 from string import Template
 from typing import NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import first_few, shorten
 from pytest_ddpscale.util.printable import one_line
 
 Cell: TypeAlias = str | int | float | bool | None
@@ -35,10 +34,10 @@ _FORMULA_STARTS = ("=", "+", "-", "@")
 # A closing bracket makes a link only before another bracket, and an underscore makes emphasis only at the edge of a
 # word, so names such as metric_name[workload-8gpu] need no escapes.
 _SPECIAL = re.compile(r"[\\`*|#~$]|\](?=[(\[])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _GAP = "  "
 _PAGE_ONLY = ("nav", "skip")  # styles of lines that lead to a part of the page
 _MOST_ROWS, _MOST_NUMBERED = 50, 10  # of a table, and of a list, in Markdown, which goes into a ticket
+_ENDLESS = 2**30  # a width that nothing reaches
 
 
 class Word(NamedTuple):
@@ -94,27 +93,6 @@ class Items(NamedTuple):
     style: str = ""
 
 
-class Facts(NamedTuple):
-    """Names with what is said of each; a name may stand several times in a row."""
-
-    pairs: Sequence[tuple[Text, Text]]
-    style: str = ""
-
-
-class Column(NamedTuple):
-    """A column.
-
-    Attributes:
-        title: its heading.
-        is_number: whether cells are aligned to the right.
-        may_shrink: whether cells are shortened where lines of text would be too wide.
-    """
-
-    title: str
-    is_number: bool = False
-    may_shrink: bool = False
-
-
 class Note(NamedTuple):
     """What is said of the rows above it: to all readers, and as evidence to those of the page who ask."""
 
@@ -123,25 +101,23 @@ class Note(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows, each with a cell for each column, of which the first names the row.
+    """Rows, each with a cell for each title, of which the first names the row.
 
     Attributes:
+        titles: of the columns; all empty for none.
         caption: above the table.
+        names: how many of the columns are texts; the others are numbers, aligned to the right.
         below: notes as wide as the table, by the number of rows above them; rows between two are sorted by themselves.
         more: what is left to say below all rows.
     """
 
-    columns: Sequence[Column]
+    titles: Sequence[str]
     rows: Sequence[Sequence[Text]]
     caption: str = ""
+    names: int = 99
+    style: str = ""
     below: Mapping[int, Note] = {}
     more: Text = ""
-    style: str = ""
-
-    @property
-    def titles(self) -> list[str]:
-        """Headings of the columns."""
-        return [column.title for column in self.columns]
 
 
 class Listing(NamedTuple):
@@ -173,12 +149,6 @@ class Picture(NamedTuple):
     path: str = ""
 
 
-class Gallery(NamedTuple):
-    """Pictures side by side, where there is room."""
-
-    pictures: Sequence[Picture]
-
-
 class Section(NamedTuple):
     """A part with a heading, and with an anchor if it has an id."""
 
@@ -197,35 +167,28 @@ class Closed(NamedTuple):
     is_short: bool = False
 
 
-class Hole(NamedTuple):
-    """Where `filled` puts what changes while the rest of the page stays."""
-
-    name: str
+Block: TypeAlias = Headline | Line | Items | Table | Listing | Picture | Section | Closed
 
 
-Block: TypeAlias = Headline | Line | Items | Facts | Table | Listing | Gallery | Section | Closed | Hole
-
-
-def table(
-    titles: Iterable[str], rows: Iterable[Sequence[Text]], *, of_numbers: bool = False, names: int = 1,
-    caption: str = "", style: str = "",
-) -> Table:  # fmt: skip
-    """A table; with `of_numbers`, all columns after the first `names` are aligned to the right."""
-    columns = [Column(title, is_number=of_numbers and at >= names) for at, title in enumerate(titles)]
-    return Table(columns, [*rows], caption, style=style)
+def fact_table(pairs: Iterable[tuple[Text, Text]], style: str = "") -> Table:
+    """Names with what is said of each."""
+    return Table(("", ""), [*pairs], style=f"facts {style}".rstrip())
 
 
 def first_rows(whole: Table, most: int, all_in: str = "verdicts.json") -> Table:
     """The first rows of a table, and a note with the number of the others, which the file `all_in` has."""
-    more = f"{len(whole.rows) - most} more: {all_in} lists all" if whole.rows[most:] else ""
-    return whole._replace(rows=whole.rows[:most], more=more)
+    return whole._replace(rows=whole.rows[:most], more=_more(whole.rows, most, f"{all_in} lists all"))
 
 
 def bullets(lines: Iterable[Text], most: int | None = None, style: str = "") -> Items:
     """A list of lines, of which the first are shown, or all."""
     every = [*lines]
-    more = [f"{len(every) - most} more: verdicts.json lists all"] if most and every[most:] else []
-    return Items([[Line(line)] for line in (*every[:most], *more)], style=style)
+    shown = [*every[:most], _more(every, most or len(every), "verdicts.json lists all")]
+    return Items([[Line(line)] for line in shown if line], style=style)
+
+
+def _more(every: Sequence[object], most: int, where: str) -> str:
+    return f"{len(every) - most} more: {where}" if every[most:] else ""
 
 
 def holds(block: Block) -> bool:
@@ -246,14 +209,12 @@ def _spans(text: Text) -> Sequence[Span]:
 
 def _part(text: str) -> str:
     """A part of a line as one line, with a space where it begins or ends with one."""
-    line = one_line(text)
-    return f"{' ' * text[:1].isspace()}{line}{' ' * (text[-1:].isspace() and bool(line))}"
+    return one_line(f"|{text}|")[1:-1]
 
 
 def _columns(text: str) -> str:
     """Text without control characters, with its lines and columns kept."""
-    lines = (line.expandtabs(8) for line in text.splitlines())
-    return "\n".join("".join(one for one in line if one.isprintable()).rstrip() for line in lines)
+    return "\n".join("".join(filter(str.isprintable, line.expandtabs(8))).rstrip() for line in text.splitlines())
 
 
 def html_page(title: str, blocks: Sequence[Block], refresh_s: int = 0) -> str:
@@ -274,17 +235,17 @@ def html_page(title: str, blocks: Sequence[Block], refresh_s: int = 0) -> str:
     )  # fmt: skip
 
 
-def filled(page: str, name: str, *blocks: Block) -> str:
-    """The page with these blocks in its hole of that name, which escaping keeps out of all text."""
-    return page.replace(html(Hole(name)), html(*blocks), 1)
+def above_headline(page: str, *blocks: Block) -> str:
+    """The page with these blocks above its headline, for which escaping keeps no text from being taken."""
+    return page.replace("<h1", f"{html(*blocks)}\n<h1", 1)
 
 
-def html(*blocks: Block, level: int = 2, near: str = "") -> str:
-    """Blocks as HTML, with headings from that level on; a table without a caption is named by the title `near` it."""
-    return "\n".join(_html(block, level, near) for block in blocks if holds(block))
+def html(*blocks: Block, level: int = 2) -> str:
+    """Blocks as HTML, with headings from that level on."""
+    return "\n".join(_html(block, level) for block in blocks if holds(block))
 
 
-def _html(block: Block, level: int, near: str) -> str:
+def _html(block: Block, level: int) -> str:
     match block:
         case Headline(said, style):
             return _element("h1", _html_text(said), style)
@@ -296,28 +257,20 @@ def _html(block: Block, level: int, near: str) -> str:
                 anchor = f' id="{name}-{number}"' if name else ""
                 entries += _element("li", html(*item), more=anchor)
             return _element("ol" if start else "ul", entries, style, f' start="{start}"' if start > 1 else "")
-        case Facts(pairs, style):
-            parts = ""
-            for name, of_name in groupby(pairs, lambda pair: pair[0]):
-                said = "".join(_element("dd", _html_text(words)) for _, words in of_name)
-                parts += _element("div", _element("dt", _html_text(name)) + said)
-            return _element("dl", parts, f"facts {style}".rstrip())
         case Table():
-            return _html_table(block, near)
+            return _html_table(block)
         case Listing(text):
             return _element("pre", escape(_columns(text)), more=' tabindex="0"')
-        case Gallery(pictures):
-            return _element("div", "".join(_html_picture(one) for one in pictures), "figures")
+        case Picture():
+            return _html_picture(block)
         case Section(title, inner, anchor, style):
             heading = _element(f"h{level}", _html_text(title)) if title else ""
-            inside = html(*inner, level=level + bool(title), near=title)
+            inside = html(*inner, level=level + bool(title))
             return _element("section", f"{heading}\n{inside}", style, f' id="{anchor}"' if anchor else "")
         case Closed(title, inner, is_open):
             summary = _element("summary", _html_text(title))
-            inside = html(*inner, level=level, near=title)
+            inside = html(*inner, level=level)
             return _element("details", f"{summary}\n{inside}", more=" open" if is_open else "")
-        case Hole(name):
-            return f'<div id="{name}"></div>'
 
 
 def _element(tag: str, content: str, style: str = "", more: str = "") -> str:
@@ -343,34 +296,31 @@ def _html_span(span: Span) -> str:
             return escape(_part(plain(span)))
 
 
-def _html_table(block: Table, near: str) -> str:
-    """It scrolls by itself where it is wider than the page; report.js sorts one that has a name."""
-    kinds = ["n" if column.is_number else "" for column in block.columns]
-    titled = zip(block.titles, kinds, strict=True)
-    head = "".join(
-        _element("th", _html_text(one), kind, ' scope="col"') if one else "<td></td>" for one, kind in titled
-    )
-    bodies = ""
+def _html_table(block: Table) -> str:
+    """It scrolls by itself where it is wider than the page; report.js sorts one that has titles."""
+    kinds = ["n" * (at >= block.names) for at, _ in enumerate(block.titles)]
+    styles = [block.style] * bool(block.style)
+    content = _element("caption", _html_text(block.caption)) if block.caption else ""
+    if any(block.titles):
+        titled = zip(map(_html_text, block.titles), kinds, strict=True)
+        head = "".join(_element("th", *cell, ' scope="col"') if cell[0] else "<td></td>" for cell in titled)
+        content, styles = f"{content}<thead><tr>{head}</tr></thead>", ["sortable", *styles]
     for rows, said in _parts(block):
         note = html(*map(Line, said.lines), Closed(f"Evidence: {len(said.evidence)}", [bullets(said.evidence)]))
         wide = f'<tr class="note"><td colspan="{len(kinds)}">{note}</td></tr>' if note else ""
         written = "".join(_html_row(row, kinds) for row in rows) + wide
-        bodies += _element("tbody", written) if written else ""
-    named = escape(one_line(block.caption or near))
-    caption = _element("caption", named) if block.caption else ""
-    styles = " ".join(filter(None, ("sortable" if named else "", block.style)))
-    written = _element("table", f"{caption}<thead><tr>{head}</tr></thead>{bodies}", styles)
-    region = f' role="region" aria-label="{named}"' if named else ""
-    return _element("div", written, "box", f' tabindex="0"{region}')
+        content += _element("tbody", written) if written else ""
+    region = f' role="region" aria-label="{escape(one_line(block.caption))}"' if block.caption else ""
+    box = _element("div", _element("table", content, " ".join(styles)), "box", f' tabindex="0"{region}')
+    return box + html(Line(block.more))
 
 
 def _parts(block: Table) -> Iterator[tuple[Sequence[Sequence[Text]], Note]]:
-    """The rows above each note with it, and the others with what is left to say below all."""
+    """The rows above each note with it, and those below the last."""
     begin = 0
-    for end, note in sorted(block.below.items()):
+    for end, note in (*block.below.items(), (len(block.rows), Note([]))):
         yield block.rows[begin:end], note
         begin = end
-    yield block.rows[begin:], Note([block.more])
 
 
 def _html_row(row: Sequence[Text], kinds: Sequence[str]) -> str:
@@ -383,7 +333,7 @@ def _html_picture(one: Picture) -> str:
     image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}">' if data else ""
     said = _element("figcaption", _html_text(one.caption)) if one.caption else ""
     numbers = html(Closed("As a table", [one.table._replace(caption=one.title)]))
-    more = f' id="{escape(one_line(one.key))}" tabindex="0"'  # a wide one scrolls
+    more = f' id="{escape(one_line(one.key))}"'
     return _element("figure", image + said + numbers, "wide" * one.is_wide, more)
 
 
@@ -392,45 +342,59 @@ def markdown_page(blocks: Sequence[Block]) -> str:
     return f"{markdown(*blocks)}\n"
 
 
-def markdown(*blocks: Block, level: int = 2) -> str:
-    """Blocks as Markdown, with headings from that level on."""
-    return "\n\n".join(filter(None, (_markdown(block, level) for block in blocks if holds(block))))
+def text_lines(*blocks: Block, width: int | None = None) -> Iterator[str]:
+    """Blocks as lines of at most `width` characters; listings, and tables that cannot shrink to it, keep their width.
+
+    Without a width, each paragraph is a line.
+    """
+    return iter(markdown(*blocks, width=width or _ENDLESS).splitlines())
 
 
-def _markdown(block: Block, level: int) -> str:
+def markdown(*blocks: Block, level: int = 2, width: int = 0) -> str:
+    """Blocks as Markdown, with headings from that level on; with a width, as text for a terminal."""
+    written, was_flat = "", False
+    for block in filter(holds, blocks):
+        if text := _markdown(block, level, width):
+            is_flat = width > 0 and isinstance(block, Headline | Line | Items)
+            gap = "\n" if is_flat and was_flat else "\n\n"
+            written, was_flat = f"{written}{gap}{text}" if written else text, is_flat
+    return written
+
+
+def _markdown(block: Block, level: int, width: int) -> str:
     match block:
         case Headline(said):
-            return f"# {_markdown_text(said)}"
+            return "# " * (not width) + _said(said, width)
         case Line(said, style):
-            return "" if style in _PAGE_ONLY else _markdown_text(said)
+            return "" if style in _PAGE_ONLY else _said(said, width)
         case Items(items, start):
-            marks = [f"{at}. " if start else "- " for at, _ in enumerate(items, start)]
-            entries = [_hung(mark, markdown(*one, level=level)) for mark, one in zip(marks, items, strict=True)]
-            if start and (left := len(entries) - _MOST_NUMBERED) > 0:
-                entries[_MOST_NUMBERED:] = [f"{left} more: report.html lists them"]
-            return ("\n\n" if any("\n" in one for one in entries) else "\n").join(entries)
-        case Facts(pairs):
-            return "\n".join(f"- {_markdown_text(name)}: {_markdown_text(said)}" for name, said in pairs)
-        case Table():
-            return _markdown_table(block)
+            entries = list[str]()
+            for number, item in enumerate(items, start):
+                mark = f"{number}. " if start else "- "
+                inside = markdown(*item, level=level, width=width and max(width - len(mark), 1))
+                entries.append(mark + textwrap.indent(inside, " " * len(mark)).lstrip())
+            if start and (more := _more(entries, _MOST_NUMBERED, "report.html lists them")):
+                entries[_MOST_NUMBERED:] = [more]
+            return ("\n" if width or "\n" not in "".join(entries) else "\n\n").join(entries)
+        case Table(more=more):
+            rows = "\n".join(_text_table(block, width)) if width else _markdown_table(block)
+            more = more if width else _more(block.rows, _MOST_ROWS, "report.html lists them") or more
+            parts = _said(block.caption, width), rows, _said(more, width), markdown(_notes(block), width=width)
+            return ("\n" if width else "\n\n").join(filter(None, parts))
         case Listing(text):
-            lines = _columns(text).strip("\n")
-            fence = _fence(lines, 3)
-            return f"{fence}text\n{lines}\n{fence}"
-        case Gallery(pictures):
-            return "\n\n".join(f"![{escaped(one.title)}]({_path(one.path)})" for one in pictures if one.path)
+            listed = _columns(text).strip("\n")
+            fence = _fence(listed, 3)
+            return listed if width else f"{fence}text\n{listed}\n{fence}"
+        case Picture(title=title, path=path):
+            return f"![{escaped(title)}]({quote(path, errors='replace')})" if path and not width else ""
         case Section(title, inner):
-            inside = markdown(*inner, level=level + bool(title))
-            return f"{'#' * level} {escaped(title)}\n\n{inside}" if title and inside else inside
+            inside, name = markdown(*inner, level=level + bool(title), width=width), one_line(title)
+            heading = f"{name}\n{'-' * len(name)}\n" if width else f"{'#' * level} {escaped(title)}\n\n"
+            return heading + inside if name and inside else inside
         case Closed(title, inner, is_open, is_short):
             told = is_open or is_short
             return f"**{escaped(title)}**\n\n{markdown(*inner)}" if told else f"- {escaped(title)}: see report.html"
-        case Hole():
-            return ""
-
-
-def _path(text: str) -> str:
-    return quote(text, errors="replace")
+    return ""
 
 
 def _fence(text: str, least: int) -> str:
@@ -441,12 +405,13 @@ def _fence(text: str, least: int) -> str:
 def escaped(text: str) -> str:
     """Text as one line, escaped so that it reads the same in a paragraph, a heading and a table cell."""
     # Entities first: a backslash does not stop HTML in every renderer.
-    line = "".join(_ENTITIES.get(character, character) for character in _part(text))
-    return _SPECIAL.sub(lambda match: f"\\{match.group()}", line)
+    return _SPECIAL.sub(r"\\\g<0>", escape(_part(text), quote=False))
 
 
-def _markdown_text(text: Text) -> str:
-    return "".join(map(_markdown_span, _spans(text))).strip()
+def _said(text: Text, width: int) -> str:
+    if not width:
+        return "".join(map(_markdown_span, _spans(text))).strip()
+    return textwrap.fill(one_line(plain(text)), width, break_long_words=False, break_on_hyphens=False)
 
 
 def _markdown_span(span: Span) -> str:
@@ -454,7 +419,7 @@ def _markdown_span(span: Span) -> str:
         case Word(said, style) if said and style != "passed":
             return f"**{escaped(said)}**"
         case Link(said, to) if not to.startswith("#"):
-            return f"[{escaped(said)}]({_path(to)})"
+            return f"[{escaped(said)}]({quote(to, errors='replace')})"
         case Code(said):
             line, fence = one_line(said), _fence(said, 1)
             return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"
@@ -463,106 +428,46 @@ def _markdown_span(span: Span) -> str:
 
 
 def _markdown_table(block: Table) -> str:
-    rows = [
-        [escaped(column.title) for column in block.columns],
-        ["---:" if column.is_number else "---" for column in block.columns],
-        *([_markdown_text(cell) for cell in row] for row in block.rows[:_MOST_ROWS]),
-    ]
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    left = len(block.rows) - _MOST_ROWS
-    more = f"{left} more: report.html lists them" if left > 0 else _markdown_text(block.more)
-    return "\n\n".join(filter(None, (escaped(block.caption), lines, more, markdown(_notes(block)))))
+    rows = [[_said(cell, 0) for cell in row] for row in block.rows[:_MOST_ROWS]]
+    if not any(block.titles):
+        return "\n".join(f"- {': '.join(row)}" for row in rows)
+    marks = ["---" + ":" * (at >= block.names) for at, _ in enumerate(block.titles)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in ([*map(escaped, block.titles)], marks, *rows))
 
 
 def _notes(block: Table) -> Items:
     """Notes, each with the names of its rows."""
     notes = list[list[Block]]()
-    for rows, note in [*_parts(block)][:-1]:
+    for rows, note in _parts(block):
         if said := [line for line in (*note.lines, *note.evidence) if line]:
             names = first_few([plain(row[0]) for row in rows], 2, "; ")
             notes.append([Line((f"{names}: ", *_spans(said[0]))), bullets(said[1:])])
     return Items(notes[:_MOST_ROWS])
 
 
-def text_lines(*blocks: Block, width: int | None = None) -> Iterator[str]:
-    """Blocks as lines of at most `width` characters; listings, and tables that cannot shrink to it, keep their width.
-
-    Without a width, each paragraph is a line.
-    """
-    flat = (Headline, Line, Items)
-    before: Block | None = None
-    for block in filter(holds, blocks):
-        lines = [*_text(block, width)]
-        if before is not None and lines and not (isinstance(before, flat) and isinstance(block, flat)):
-            yield ""
-        yield from lines
-        before = block if lines else before
-
-
-def _text(block: Block, width: int | None) -> Iterator[str]:
-    match block:
-        case Headline(said, _) | Line(said, _):
-            yield from [] if block.style in _PAGE_ONLY else _wrapped(plain(said), width)
-        case Items(items, start):
-            for number, item in enumerate(items, start):
-                mark = f"{number}. " if start else "- "
-                inside = "\n".join(text_lines(*item, width=width and width - len(mark)))
-                yield from _hung(mark, inside).split("\n")
-        case Facts(pairs):
-            for name, said in pairs:
-                yield from _wrapped(f"{plain(name)}: {plain(said)}", width)
-        case Table():
-            yield from [one_line(block.caption)] if block.caption else []
-            yield from _text_table(block, width)
-            yield from text_lines(Line(block.more), _notes(block), width=width)
-        case Listing(text):
-            yield from _columns(text).split("\n")
-        case Section(title, inner) | Closed(title, inner):
-            yield from [one_line(title), "-" * len(one_line(title))] if title else []
-            yield from text_lines(*inner, width=width)
-
-
-def _hung(mark: str, text: str) -> str:
-    """Lines below a mark, which stands before the first."""
-    return mark + textwrap.indent(text, " " * len(mark)).lstrip()
-
-
-def _wrapped(text: str, width: int | None) -> list[str]:
-    line = one_line(text)
-    return [line] if width is None else textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
-
-
-def _text_table(block: Table, width: int | None) -> Iterator[str]:
-    """Columns as wide as their widest cell; if that is too wide and none may shrink, a line for each cell."""
+def _text_table(block: Table, width: int) -> Iterator[str]:
+    """Columns as wide as their widest cell; if that is too wide, the last is cut, or a number, a line for each cell."""
     titles, *others = [[*map(_text_cell, row)] for row in (block.titles, *block.rows)]
     rows = [titles, *others] if any(titles) else others
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    over = 0 if width is None else sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    if over > 0 and not any(column.may_shrink for column in block.columns):
+    over = max(sum(widths) + len(_GAP) * (len(widths) - 1) - width, 0)
+    if over and (block.names < len(titles) or widths[-1] - over < max(len(titles[-1]), 1)):
         for name, *cells in others:
             yield name
             named = zip(titles[1:], cells, strict=True)
             yield from (f"{_GAP}{title}: {cell}" for title, cell in named if cell.strip("—–"))
         return
-    for at, column in enumerate(block.columns):
-        if column.may_shrink and over > 0:
-            wide, widths[at] = widths[at], max(widths[at] - over, len(column.title), 1)
-            over += widths[at] - wide
+    widths[-1] -= over
+    signs = [">" if at >= block.names else "<" for at, _ in enumerate(titles)]
     for row in rows:
-        cells = [shortened(cell, wide) for cell, wide in zip(row, widths, strict=True)]
-        aligned = zip(block.columns, cells, widths, strict=True)
-        yield _GAP.join(cell.rjust(wide) if one.is_number else cell.ljust(wide) for one, cell, wide in aligned).rstrip()
+        aligned = zip(row, signs, widths, strict=True)
+        yield _GAP.join(f"{shorten(cell, wide, has_end=False):{sign}{wide}}" for cell, sign, wide in aligned).rstrip()
 
 
 def _text_cell(cell: Text) -> str:
     """A cell as one line; spaces stay, as they may align a part of it."""
     said = plain(cell)
     return said if said.isprintable() else one_line(said)
-
-
-def shortened(content: str, width: int) -> str:
-    """Text of at most `width` characters, with an ellipsis in place of what does not fit."""
-    return content if len(content) <= width else f"{content[: max(width - 1, 0)].rstrip()}…"
 
 
 def csv_text(titles: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:

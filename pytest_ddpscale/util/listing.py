@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 # A name with a number in its first label, or an IPv4 address: what precedes the number, it, and what follows.
@@ -19,15 +20,15 @@ def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count:
 
 def folded(nodes: Collection[str]) -> dict[str, int]:
     """Nodes as pdsh writes them, ``gpu[01-16,18]``, each set with the number of its nodes; in order."""
-    sets: dict[tuple[str, str | None], list[list[str]]] = {}
+    sets = defaultdict[tuple[str, str | None], list[list[str]]](list)
     for name in sorted({*nodes}, key=lambda name: (by_number(name), name)):
         part = _NUMBERED.fullmatch(name)
         before, number, after = part.groups() if part else (name, "", None)
-        spans = sets.setdefault((before, after), [[]])
-        last = spans[-1][-1:]
-        if last and number != str(int(last[0]) + 1).zfill(len(last[0])):
-            spans.append([])
-        spans[-1].append(number)
+        spans = sets[before, after]
+        if spans and number == str(int(last := spans[-1][-1]) + 1).zfill(len(last)):
+            spans[-1].append(number)
+        else:
+            spans.append([number])
     found: dict[str, int] = {}
     for (before, after), spans in sets.items():
         for first in range(0, len(spans), _MOST_SPANS):
@@ -46,10 +47,10 @@ def first_nodes(nodes: Collection[str], most: int = 3) -> str:
 
 def alike(said: Mapping[str, str]) -> list[str]:
     """What is said of each node, beginning with its name; once for nodes of which the same is said."""
-    nodes: dict[str, list[str]] = {}
+    nodes = defaultdict[str, list[str]](list)
     for node, text in said.items():
         # Whole names alone: node1 is not the beginning of node10.
-        nodes.setdefault(re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "\0", text), []).append(node)
+        nodes[re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "\0", text)].append(node)
     return [text.replace("\0", first_nodes(of), 1).replace("\0", of[0]) for text, of in nodes.items()]
 
 
@@ -63,9 +64,9 @@ def count_text(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def shorten(text: str, width: int) -> str:
-    """At most `width` characters of `text`: its beginning and end, which distinguish names."""
+def shorten(text: str, width: int, *, has_end: bool = True) -> str:
+    """At most `width` characters of `text`: its beginning, and, as that distinguishes names, its end."""
     if len(text) <= width:
         return text
-    tail = (width - 1) // 2
+    tail = (width - 1) // 2 * has_end
     return f"{text[: max(width - 1 - tail, 0)]}…{text[len(text) - tail :]}"

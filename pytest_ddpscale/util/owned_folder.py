@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 PREFIX = "ddpscale-"
 _LOCK = ".ddpscale-owner"
@@ -33,19 +32,19 @@ def owned_folder(kind: str, parent: Path | None = None) -> Iterator[Path]:
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-", dir=parent))
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        if _is_locked(descriptor) and (folder / _LOCK).exists():
+        lock = (folder / _LOCK).open("x+b")
+        if _is_locked(lock) and (folder / _LOCK).exists():
             break
-        os.close(descriptor)  # another process took it for an orphan before it was locked
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
+        lock.close()  # another process took it for an orphan before it was locked
+    with lock:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_orphans(parents: Sequence[Path]) -> list[Path]:
-    """Remove this user's folders below some folders whose owner no longer lives. Returns them."""
+    """Remove folders of ours below some folders, as far as this user may, whose owner no longer lives. Returns them."""
     removed: list[Path] = []
     for parent in dict.fromkeys(parents):
         with contextlib.suppress(OSError):  # not readable, or none
@@ -56,25 +55,18 @@ def remove_orphans(parents: Sequence[Path]) -> list[Path]:
 def _was_removed(folder: Path) -> bool:
     """Remove a folder if it is an orphan. Returns whether it was."""
     try:
-        here = folder.lstat()
-        if not stat.S_ISDIR(here.st_mode) or here.st_uid != os.geteuid():
-            return False
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # no folder of ours, or removed meanwhile
+        with (folder / _LOCK).open("r+b") as lock:
+            if _is_locked(lock):
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # no folder of ours, another user's, or removed meanwhile
         return False
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not _is_locked(descriptor):
-            return False
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
     return not folder.exists()
 
 
-def _is_locked(descriptor: int) -> bool:
+def _is_locked(lock: IO[bytes]) -> bool:
     """Lock a file, unless another process has. Returns whether this one has it now."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # by its owner, or a file system without locks, which does not show whether one lives
         return False
     return True

@@ -18,6 +18,7 @@ SEVERAL_LINES = frozenset(
      "nccl", "driver_problem", "torch_problem", "cuda_problem", "unread", "numa_note",
      "left_out"}
 )  # fmt: skip
+_REPLACED = {"Cs": "\N{REPLACEMENT CHARACTER}", "Cn": "\N{REPLACEMENT CHARACTER}", "Cc": "", "Cf": ""}  # by category
 
 
 def printable(text: str, *, has_lines: bool = False) -> str:
@@ -43,15 +44,7 @@ def one_line(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return " ".join(text.split())
-    harmless = []
-    for character in text:
-        category = unicodedata.category(character)
-        if category in {"Cs", "Cn"}:
-            harmless.append("\N{REPLACEMENT CHARACTER}")
-        elif character.isspace():
-            harmless.append(" ")
-        elif category not in {"Cc", "Cf"}:
-            harmless.append(character)
+    harmless = (" " if one.isspace() else _REPLACED.get(unicodedata.category(one), one) for one in text)
     return " ".join("".join(harmless).split())
 
 

@@ -6,40 +6,17 @@ A pipe would wait for ever, and a device may have no end or act when it is opene
 from __future__ import annotations
 
 import errno
-import os
-import stat
 from pathlib import Path
 from typing import IO
 
 # Of a file that is read as a whole: a hundred times plan.json and run.json of 8,192 ranks.
 MOST_BYTES = 2**27
-_KINDS = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a character device"),
-    (stat.S_ISBLK, "a block device"),
-    (stat.S_ISDIR, "a directory"),
-)
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file, or a link to one, for reading.
-
-    Raises:
-        OSError: it cannot be opened, or is a pipe, a socket, a device or a directory, which is not opened.
-    """
-    try:
-        refuse_irregular(path)
-        # Should another file have taken its place meanwhile, opening it does not wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except ValueError as error:  # a null character in the path
-        raise OSError(errno.EINVAL, str(error), str(path)) from None
-    try:
-        _refuse(os.fstat(descriptor).st_mode, path)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return os.fdopen(descriptor, "rb")
+    """Open a regular file, or a link to one, for reading. Raises OSError, also if it is none, which is not opened."""
+    refuse_irregular(path)
+    return path.open("rb")
 
 
 def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
@@ -52,16 +29,13 @@ def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def refuse_irregular(path: Path) -> None:
-    """Refuse what exists and is not a regular file. Raises OSError, also if there is nothing."""
-    _refuse(path.stat().st_mode, path)
+    """Refuse a directory, pipe, socket or device. Raises OSError, also if there is nothing."""
+    path.stat()
+    if not path.is_file():
+        kind = "a directory" if path.is_dir() else "a pipe, socket or device"
+        raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
 
 
 def size_text(size: int) -> str:
     """``128 MiB``."""
     return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
-
-
-def _refuse(mode: int, path: Path) -> None:
-    if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "of an unknown kind")
-        raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))

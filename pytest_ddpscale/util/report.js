@@ -19,16 +19,13 @@ for (const table of all("table.sortable")) {
       head.click();
     };
   }
-  if (bodies.flatMap(rowsOf).length < 12) continue;
+  if (table.rows.length < 13) continue;
   const label = document.createElement("label"), input = document.createElement("input");
   label.append("Filter ", input);
   table.parentElement.before(label);
   input.oninput = () => {
-    const hides = (row) => !row.textContent.toLowerCase().includes(input.value.toLowerCase());
-    for (const body of bodies) {
-      for (const row of rowsOf(body)) row.hidden = hides(row);
-      for (const note of all(".note", body)) note.hidden = input.value && rowsOf(body).every((row) => row.hidden);
-    }
+    const words = input.value.toLowerCase();
+    for (const row of all("tbody tr", table)) row.hidden = !row.textContent.toLowerCase().includes(words);
   };
 }
 const everyS = Number(document.body.dataset.refreshS);

@@ -36,7 +36,7 @@ from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.thresholds.cases import json_of
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Gallery, Picture, Table, first_rows, html, text_lines
+from pytest_ddpscale.util.document import Picture, Table, first_rows, html, text_lines
 from tests.approved import assert_approved
 from tests.builders.culprits import gpu, node
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case
@@ -226,7 +226,7 @@ def test_what_cannot_be_drawn_has_its_numbers_and_says_why(monkeypatch: pytest.M
     assert lost is not None
     with pytest.raises(OSError, match=r"^ModuleNotFoundError: import of matplotlib"):
         lost.png()
-    page = html(Gallery([lost]))
+    page = html(lost)
     assert "<img" not in page
     assert "<figcaption>could not be drawn: ModuleNotFoundError" in page
     assert '<td class="n">10</td>' in page

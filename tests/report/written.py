@@ -7,12 +7,12 @@ from pytest_ddpscale.report.while_measuring import REFRESH_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.util.document import Picture, html_page, markdown_page, table
+from pytest_ddpscale.util.document import Picture, Table, html_page, markdown_page
 from tests.builders.judgements import EVIDENCE, RUN
 
 PICTURE = Picture(
     "weak-throughput", "Weak scaling", "How it scales.", "falls", b"<svg/>", bytes,
-    table(("GPUs", "img/s"), [("1", "9")]), is_wide=False, path="plots/weak.png",
+    Table(("GPUs", "img/s"), [("1", "9")]), is_wide=False, path="plots/weak.png",
 )  # fmt: skip
 
 

@@ -16,11 +16,7 @@ from pytest_ddpscale.util.document import (
     Block,
     Closed,
     Code,
-    Column,
-    Facts,
-    Gallery,
     Headline,
-    Hole,
     Items,
     Line,
     Link,
@@ -31,36 +27,35 @@ from pytest_ddpscale.util.document import (
     Table,
     Text,
     Word,
+    above_headline,
     bullets,
     csv_text,
     escaped,
-    filled,
+    fact_table,
     first_rows,
     html,
     html_page,
     markdown,
-    table,
     text_lines,
 )
 from tests.approved import assert_approved
 from tests.builders.judgements import HOSTILE
 
 ATTACK = HOSTILE + "</script><img src=x onerror=alert(1)>\u202egnp.exe\x07|\n| --- |\n=1+1"
-SPEEDS = table(("host", "GB/s"), [("n0", "9.1"), ("node-12", "55")], of_numbers=True)
+SPEEDS = Table(("host", "GB/s"), [("n0", "9.1"), ("node-12", "55")], names=1)
 INVISIBLE = re.compile("[\u202a-\u202e\u2066-\u2069\x00-\x08\x0b-\x1f\x7f]")
 
 
 def every_block(words: str) -> list[Block]:
     """Each kind of block and of text, with these words wherever there can be any."""
     texts: list[Text] = [words, (words, Word(words), Word(words, "failed"), Link(words, words), Code(words))]
-    rows = Table([Column(words), Column(words, is_number=True)], [(one, one) for one in texts], words,
-                 {1: Note(texts, texts)})  # fmt: skip
+    rows = Table((words, words), [(one, one) for one in texts], words, 1, below={1: Note(texts, texts)})
     inner: list[Block] = [
         Headline(words), *map(Line, texts), bullets(texts), Items([[Line(words), Listing(words)]], start=1, name="i"),
-        Facts([(one, one) for one in texts]), rows, Listing(words),
-        Gallery([Picture(words, words, words, words, b"<svg/>", bytes, rows, False, words)]),
+        fact_table([(one, one) for one in texts]), rows, Listing(words),
+        Picture(words, words, words, words, b"<svg/>", bytes, rows, False, words),
     ]  # fmt: skip
-    return [Section(words, [*inner, Closed(words, inner), Closed(words, inner, is_open=True), Hole("later")])]
+    return [Section(words, [*inner, Closed(words, inner), Closed(words, inner, is_open=True)])]
 
 
 class Tags(HTMLParser):
@@ -131,22 +126,24 @@ def test_only_our_script_runs_and_nothing_is_asked_of_the_network() -> None:
 
 
 def test_what_holds_nothing_is_not_written() -> None:
-    nothing = [Section("S", [Closed("C", [bullets([]), Facts([]), table(("a",), []), Gallery([]), Line("")])])]
+    nothing = [Section("S", [Closed("C", [bullets([]), fact_table([]), Table(("a",), []), Line("")])])]
     assert (html(*nothing), markdown(*nothing), list(text_lines(*nothing))) == ("", "", [])
 
 
-def test_a_hole_is_filled_once_and_no_text_is_one() -> None:
-    page = html(Line(html(Hole("live"))), Hole("live"))
-    assert filled(page, "live", Line("42 %")) == html(Line(html(Hole("live"))), Line("42 %"))
+def test_what_goes_on_stands_above_the_headline_and_no_text_is_one() -> None:
+    said, goes_on = Line("<h1>"), Line("42 %")
+    assert above_headline(html(said, Headline("a"), Headline("b")), goes_on) == html(
+        said, goes_on, Headline("a"), Headline("b")
+    )
 
 
 def test_tables_are_written_as_approved() -> None:
-    """Numbers to the right, notes below their rows, columns that may shrink, no titles, and a named region to sort."""
-    reason = [Column("host"), Column("reason", may_shrink=True)]
-    noted = Table(SPEEDS.columns, SPEEDS.rows, below={1: Note([(Word("why"), ": load")], ["GPU 3"]), 2: Note(["slow"])})
+    """Numbers to the right, notes below their rows, a last column that is cut, no titles, and a named region."""
+    noted = SPEEDS._replace(below={1: Note([(Word("why"), ": load")], ["GPU 3"]), 2: Note(["slow"])})
     tables = [
-        SPEEDS._replace(caption='Speeds, "GB/s"'), noted, table(("", ""), [("a", "1"), ("bb", "")]),
-        Table(reason, [("node-12", "the whole interval misses it")]), first_rows(SPEEDS, 1), first_rows(SPEEDS, 2),
+        SPEEDS._replace(caption='Speeds, "GB/s"'), noted, fact_table([("a", "1"), ("bb", "")]),
+        Table(("host", "reason"), [("node-12", "the whole interval misses it")]),
+        first_rows(SPEEDS, 1), first_rows(SPEEDS, 2),
     ]  # fmt: skip
     written = [f"{html(one)}\n\n{markdown(one)}" for one in tables]
     written += ["\n".join(text_lines(one, width=width)) for one in tables for width in (None, 20, 9)]

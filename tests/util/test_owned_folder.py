@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -53,8 +54,8 @@ def test_a_folder_of_a_process_that_ends_is_gone(owner: tuple[subprocess.Popen[s
     assert not folder.exists()
 
 
-def test_folders_without_an_owner_of_ours_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user's, or those of a version that locked none; where the lock is a link or a pipe; another user's."""
+def test_folders_without_an_owner_of_ours_stay(tmp_path: Path) -> None:
+    """As a user's, or those of a version that locked none; where the folder is a link, or the lock a pipe."""
     for name in (
         "ddpscale-runs/run.json",
         "ddpscale-logs-x/run.json",
@@ -65,18 +66,13 @@ def test_folders_without_an_owner_of_ours_stay(tmp_path: Path, monkeypatch: pyte
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "ddpscale-ranks-1").symlink_to("precious")
-    for number in "23":
-        (tmp_path / f"ddpscale-ranks-{number}").mkdir()
-    (tmp_path / "ddpscale-ranks-2" / LOCK).symlink_to(tmp_path / "precious" / LOCK)
-    os.mkfifo(tmp_path / "ddpscale-ranks-3" / LOCK)
+    (tmp_path / "ddpscale-ranks-2").mkdir()
+    os.mkfifo(tmp_path / "ddpscale-ranks-2" / LOCK)
     assert remove_orphans([tmp_path, tmp_path / "none"]) == []
-    assert len([*tmp_path.rglob("*")]) == 14
-    (tmp_path / "ddpscale-ranks-4").mkdir()
-    (tmp_path / "ddpscale-ranks-4" / LOCK).touch()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        assert remove_orphans([tmp_path]) == []
-    assert remove_orphans([tmp_path]) == [tmp_path / "ddpscale-ranks-4"]
+    assert len([*tmp_path.rglob("*")]) == 12
+    (tmp_path / "ddpscale-ranks-3").mkdir()
+    (tmp_path / "ddpscale-ranks-3" / LOCK).touch()
+    assert remove_orphans([tmp_path]) == [tmp_path / "ddpscale-ranks-3"]
 
 
 def test_a_folder_that_is_taken_for_an_orphan_before_it_is_locked_is_made_again(
@@ -85,11 +81,11 @@ def test_a_folder_that_is_taken_for_an_orphan_before_it_is_locked_is_made_again(
     lock = fcntl.flock
     refused: list[int] = []
 
-    def busy_once(descriptor: int, operation: int) -> None:
+    def busy_once(file: IO[bytes], operation: int) -> None:
         if not refused:
-            refused.append(descriptor)
+            refused.append(file.fileno())
             raise BlockingIOError
-        lock(descriptor, operation)
+        lock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", busy_once)
     with owned_folder("ranks", tmp_path) as folder:
