@@ -23,10 +23,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
-from reporting import Share, argument_parser, positive_int, table
+from reporting import Share, arguments, table
 
 from pytest_ddpscale.calibrate.calibration import calibrate
 from pytest_ddpscale.calibrate.site_bounds import overlay_of, provenance_of
@@ -41,10 +42,11 @@ from pytest_ddpscale.simulate.machine import NodeSpread
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.options import ClusterOptions, InjectedFault
 from pytest_ddpscale.simulate.writing import host_name, records
-from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.site_file import write_overlay
 from pytest_ddpscale.util.packaged import packaged
 
+PACKAGED = packaged("thresholds.yaml")
 SKU, WORKLOAD, PER_NODE, NODES = "rtx-pro-6000-server", "resnet152-fp16", 8, 20
 CONFIDENCE, RATE, MOST_EXCLUDED, WANTED, ROUNDS = 0.95, 0.01, 0.25, 0.95, 12
 # Relative standard deviations, drawn evenly between these for each cluster.
@@ -55,39 +57,18 @@ SPREADS = {
 FRESH = {"healthy": ((), 15), "one GPU 5 % slow": ((3,), 4), "whole node 5 % slow": (range(PER_NODE), 4)}
 
 
-@dataclass(frozen=True)
-class Rehearsed:
-    """What the bounds of one calibration made of fresh nodes.
-
-    Attributes:
-        calibrated: requirements of the workload and the probes that got a bound.
-        excluded: nodes that were left out.
-        bad: nodes that should be.
-        outcomes: of fresh nodes, by what is slow, then by outcome.
-        rejecting: requirements by which healthy nodes were rejected.
-    """
-
-    calibrated: int
-    excluded: list[str]
-    bad: list[str]
-    outcomes: dict[str, Counter[str]]
-    rejecting: Counter[str]
+Nodes = Counter[tuple[str, str]]  # how many, by what is slow of them and by how they came out
 
 
-@functools.cache
-def packaged_thresholds() -> ThresholdsFile:
-    """The packaged file."""
-    return load_thresholds(packaged("thresholds.yaml"))
-
-
-@functools.cache
-def _alike(nodes: int) -> SimulatedCluster:
-    return open_cluster(packaged_thresholds(), ClusterOptions(SKU, nodes * PER_NODE, PER_NODE, workloads=(WORKLOAD,)))
+@functools.lru_cache(maxsize=4)
+def opened(file: Path, nodes: int) -> SimulatedCluster:
+    """A cluster of nodes that are alike, with the cases of a thresholds file."""
+    return open_cluster(load_thresholds(file), ClusterOptions(SKU, nodes * PER_NODE, PER_NODE, workloads=(WORKLOAD,)))
 
 
 def cluster_of(nodes: int, sds: Mapping[str, float], seed: int) -> SimulatedCluster:
     """A cluster whose nodes, GPUs, launches and rounds differ so much; another seed gives other nodes."""
-    cluster = _alike(nodes)
+    cluster = opened(PACKAGED, nodes)
     noise = replace(cluster.performance.noise, round_sd=sds["round_sd"])
     spread = NodeSpread(sds["node_sd"], sds["gpu_sd"], sds["launch_sd"], seed)
     return replace(cluster, performance=replace(cluster.performance, noise=noise, spread=spread))
@@ -106,37 +87,34 @@ def measured(
     return evidence_of(run.plan, None, list(records(run, cluster)))
 
 
-def calibrated(evidence: Sequence[Evidence]) -> tuple[ThresholdsFile, int, list[str]]:
-    """The file that a calibration writes, how many bounds it has, and the nodes that it leaves out."""
+def calibrated(evidence: Sequence[Evidence], path: Path) -> list[str]:
+    """Calibrate, and write the file of bounds. Returns the nodes that it leaves out."""
     record = RunRecord(sku=SKU, status="simulated", started_at="2026-01-01T00:00:00+00:00", simulated=True)
     hosts, nothing = {host_name(node): () for node in range(NODES)}, Judgement(SKU, "incomplete", "simulated", ())
     runs = [PastRun(f"run-{at}", record, one, f"run-{at}", hosts, {}, nothing) for at, one in enumerate(evidence)]
-    file = packaged_thresholds()
+    file = load_thresholds(PACKAGED)
     found = calibrate(file, SKU, runs, RATE, MOST_EXCLUDED)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "site.yaml"
-        write_overlay(path, overlay_of(found, provenance_of(found, runs), file))
-        return load_thresholds(path), len(found.calibrated), [*found.excluded]
+    write_overlay(path, overlay_of(found, provenance_of(found, runs), file))
+    return [*found.excluded]
 
 
 def judged(
-    file: ThresholdsFile, node: SimulatedCluster, ranks: Sequence[int], seed: int, rounds: int | None = ROUNDS
+    file: Path, node: SimulatedCluster, ranks: Sequence[int], seed: int, rounds: int | None = ROUNDS
 ) -> tuple[str, list[str]]:
     """The outcome of a fresh node, and the requirements that reject it."""
     evidence = measured(node, rounds, seed, slowed(ranks, 1.05), seed)
-    cases = open_cluster(file, ClusterOptions(SKU, PER_NODE, PER_NODE, workloads=(WORKLOAD,))).cases
     # Checks need telemetry, and no_regression a history.
-    asked = [case for case in cases if case.requirement.definition.subject in ("workload", "probe")]
-    verdicts = [judge(case, evidence, CONFIDENCE) for case in asked]
+    cases = [one for one in opened(file, 1).cases if one.requirement.definition.subject in ("workload", "probe")]
+    verdicts = [judge(case, evidence, CONFIDENCE) for case in cases]
     outcome, *_ = conclude(RunFacts(verdicts, len(verdicts)))
     if outcome == "incomplete" and rounds:
         return judged(file, node, ranks, seed, None)
     return outcome, [one.id for one in verdicts if one.blocks() and one.outcome == "failed"]
 
 
-def rehearse(number: int, given: argparse.Namespace) -> Rehearsed:
-    """One cluster: calibrate from some launches, then judge fresh nodes."""
-    chance = random.Random(f"{given.seed}/{number}")
+def rehearse(number: int, given: argparse.Namespace) -> tuple[Nodes, Counter[str]]:
+    """One cluster: calibrate from some launches, then judge fresh nodes; by what healthy ones were rejected."""
+    chance, nodes, rejecting = random.Random(f"{given.seed}/{number}"), Nodes(), Counter[str]()
     sds = {name: given.noisier * chance.uniform(*between) for name, between in SPREADS.items()}
     cluster = cluster_of(NODES, sds, chance.getrandbits(32))
     bad, faults = chance.sample(range(NODES), 2), list[InjectedFault]()
@@ -147,44 +125,42 @@ def rehearse(number: int, given: argparse.Namespace) -> Rehearsed:
     # They ended before their limit of rounds, since provisional bounds are soon decided.
     whole = cluster.plan(seed=number, short_blocks=True)
     runs = [replace(measured(cluster, ROUNDS, number, faults, launch), plan=whole) for launch in range(3)]
-    file, bounds, excluded = calibrated(runs)
-    found = Rehearsed(bounds, excluded, [*map(host_name, bad)], {label: Counter() for label in FRESH}, Counter())
-    for label, (slow, count) in FRESH.items():
-        for _ in range(count):
-            alone = cluster_of(1, sds, chance.getrandbits(32))
-            outcome, failed = judged(file, alone, slow, chance.getrandbits(32))
-            found.outcomes[label][outcome] += 1
-            found.rejecting.update(() if slow else failed)
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        excluded = calibrated(runs, file := Path(folder) / "site.yaml")
+        for node in range(NODES):
+            nodes["bad" if node in bad else "good", "left out" if host_name(node) in excluded else "kept"] += 1
+        for label, (ranks, count) in FRESH.items():
+            for _ in range(count):
+                alone = cluster_of(1, sds, chance.getrandbits(32))
+                outcome, failed = judged(file, alone, ranks, chance.getrandbits(32))
+                nodes[label, outcome] += 1
+                rejecting.update(failed if label == "healthy" else ())
+    return nodes, rejecting
 
 
-def shares(found: Sequence[Rehearsed]) -> dict[tuple[str, str], Share]:
+def shares(nodes: Nodes) -> dict[tuple[str, str], Share]:
     """Of bad and good nodes those that are left out, of fresh nodes each outcome."""
-    bad = [node in one.excluded for one in found for node in one.bad]
-    good = sum(len({*one.excluded} - {*one.bad}) for one in found)
-    of = {("bad", "left out"): Share(sum(bad), len(bad))}
-    of["good", "left out"] = Share(good, len(found) * NODES - len(bad))
-    for label in FRESH:
-        counts = sum((one.outcomes[label] for one in found), Counter[str]())
-        of |= {(label, how): Share(counts[how], counts.total()) for how in ("accepted", "rejected", "incomplete")}
-    return of
+    outcomes = product(FRESH, ("accepted", "rejected", "incomplete"))
+    return {
+        (of, how): Share(nodes[of, how], sum(count for (label, _), count in nodes.items() if label == of))
+        for of, how in (("bad", "left out"), ("good", "left out"), *outcomes)
+    }
 
 
 def main() -> int:
     """Run the script. Returns its exit code: 1 if an interval contradicts what is expected."""
-    parser = argument_parser(__doc__)
-    add = parser.add_argument
-    add("--clusters", type=positive_int, default=200, help="simulated ones (%(default)s)")
-    add("--noisier", type=float, default=1.0, help="factor on all that is drawn of noise (%(default)s)")
-    add("--processes", type=positive_int, default=2, help="that share the work (%(default)s)")
-    add("--seed", type=int, default=0)
-    given = parser.parse_args()
+    given = arguments(
+        __doc__,
+        clusters=(200, "simulated ones"),
+        noisier=(1.0, "factor on all that is drawn of noise"),
+        processes=(2, "that share the work"),
+        seed=(0, "other seeds are other clusters"),
+    )
     with multiprocessing.Pool(given.processes) as pool:
         found = pool.map(functools.partial(rehearse, given=given), range(given.clusters), chunksize=1)
-    of = shares(found)
+    of, rejecting = shares(sum((nodes for nodes, _ in found), Nodes())), sum((one for _, one in found), Counter[str]())
     rows = [(*names, share.count, share.runs, share) for names, share in of.items()]
     print(table(("nodes", "how", "count", "of", "%, with its 95 % interval"), rows))
-    rejecting = sum((one.rejecting for one in found), Counter[str]())
     print("healthy nodes were rejected by", dict(rejecting.most_common(5)))
     often = [of["bad", "left out"], *(of[label, "rejected"] for label in [*FRESH][1:])]
     is_wrong = of["healthy", "rejected"].interval[0] > RATE

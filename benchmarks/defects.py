@@ -21,9 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import Any
 
-from reporting import argument_parser, row, table
+from reporting import argument_parser, row, run, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "pytest_ddpscale"
@@ -45,8 +44,7 @@ class Defect:
         new: its replacement.
         tests: paths below ``tests`` that touch it.
         rule: of the list in docs/testing.md that it breaks; empty if none.
-        seen_by: what shows it: ``oracle: RUN FACT FIELD``, or a test below ``tests``.
-        watched_by: a test below ``tests`` that has to fail, of what the oracle does not see.
+        seen_by: what has to show it: ``oracle: RUN FACT FIELD``, or a test below ``tests``; empty if any test may.
     """
 
     id: str
@@ -58,14 +56,13 @@ class Defect:
     tests: tuple[str, ...]
     rule: str
     seen_by: str
-    watched_by: str
 
 
 def _defect(block: str) -> Defect:
     head, file, *lines = block.split("\n")
     old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
     about = dict(line.split(": ", 1) for line in lines if line[0] not in "-+")
-    more = (about.get(key, "") for key in ("rule", "seen by", "watched by"))
+    more = (about.get(key, "") for key in ("rule", "seen by"))
     id_, kind, what = head.split(" | ")
     return Defect(id_, kind, what, file, old, new, tuple(about["tests"].split()), *more)
 
@@ -118,17 +115,13 @@ def first_failure(tree: Path, arguments: Sequence[str]) -> str:
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile the package anew
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *arguments]
-    how: Any = {"cwd": tree, "env": environment, "capture_output": True, "text": True, "timeout": LIMIT_S}
-    try:
-        ran = subprocess.run(command, check=False, **how)
-    except subprocess.TimeoutExpired:
-        return NOT_DONE
-    if ran.returncode in (0, 5):  # 5: nothing was chosen
+    ended = run(command, tree, tree.with_name("said"), environment, LIMIT_S)
+    if ended.code in (0, 5):  # 5: nothing was chosen
         return ""
-    found = _FIRST_FAILURE.search(ran.stdout)
-    if found is None:
-        raise RuntimeError(f"pytest ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
-    return found[1]
+    found = _FIRST_FAILURE.search(ended.said)
+    if found is None and ended.code is not None:
+        raise RuntimeError(f"pytest ended with {ended.code}:\n{ended.said[-4000:]}")
+    return found[1] if found else NOT_DONE
 
 
 def caught_by(tree: Path, defect: Defect, arguments: Sequence[str]) -> str:
@@ -141,11 +134,17 @@ def is_seen(tree: Path, defect: Defect) -> bool:
     """Whether a defect is seen by what it names: a field of a fact of the oracle, or a test."""
     if not defect.seen_by.startswith("oracle: "):
         return bool(caught_by(tree, defect, [f"tests/{defect.seen_by}"]))
-    _, run, *_, field = defect.seen_by.split()
-    command = [sys.executable, str(tree / "benchmarks" / "oracle.py"), "--check", "--facts-only", "--only", run]
+    _, name, *_, field = defect.seen_by.split()
+    command: list[str | Path] = [
+        sys.executable,
+        tree / "benchmarks" / "oracle.py",
+        "--check",
+        "--facts-only",
+        "--only",
+        name,
+    ]
     with planted(tree, defect):
-        said = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False).stdout
-    return f": {field}" in said
+        return f": {field}" in run(command, tree, tree.with_name("said"), os.environ, LIMIT_S).said
 
 
 def try_out(tree: Path, defect: Defect) -> tuple[str, str]:

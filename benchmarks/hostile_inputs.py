@@ -1,6 +1,6 @@
 """Whether hostile thresholds, options, environments and run directories are refused well and quickly: docs/evidence.
 
-    python benchmarks/hostile_inputs.py [--every N] [--first K] [--files]
+    python benchmarks/hostile_inputs.py [--every N] [--files]
 
 Each line of benchmarks/hostile/FAMILY.jsonl is a case of `Case`, which runs the real command in its own forked process:
 `ddpscale thresholds check`, or `pytest` with the thresholds of a CPU or of an imaginary GPU; nothing is measured. A
@@ -10,24 +10,23 @@ traceback, under 2 s of CPU time), or accepted because it is sound.
 
 from __future__ import annotations
 
-import contextlib
-import io
+import importlib
 import json
 import os
 import re
-import runpy
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from reporting import Tally, argument_parser, in_a_fork, positive_int
+from reporting import Ended, Tally, argument_parser, in_a_fork, positive_int
 
 LISTED = Path(__file__).with_name("hostile")
 REFUSAL = 4
-MOST_CPU_S = 2.0
+MOST_CPU_S = 2.0  # with the start of the program
 HANG_S = 300.0  # of wall time: generous, as other work may share the cores
 OUTCOMES = ("refused", "accepted rightly", "wrong pass", "wrong refusal", "traceback", "hang", "slow", "mute")
 ACCEPTANCE = """\
@@ -38,6 +37,7 @@ def test_throughput_per_gpu(requirement):
     assert requirement
 """
 CHECK = ("thresholds", "check", "thresholds.yaml")
+PROGRAMS = {"ddpscale": "pytest_ddpscale.cli", "pytest": "pytest"}
 COMMON = ("-q", "-p", "no:cacheprovider", "test_it.py")
 
 
@@ -63,9 +63,8 @@ class Case:
         edits: texts of it and what replaces each, where it occurs first.
         before: text before it; ``add`` likewise after it.
         encoding: of the file.
-        plan: arguments of ``pytest --collect-only``.
-        judge: arguments of ``pytest``.
-        arguments: of ``ddpscale``, if there are neither.
+        ddpscale: arguments of it.
+        pytest: arguments of it, instead.
         environment: variables beside the usual ones.
         run: texts of the files of a run directory.
         irregular: a file of it, and ``pipe`` or the device to which it is a link.
@@ -80,9 +79,8 @@ class Case:
     before: str = ""
     add: str = ""
     encoding: str = "utf-8"
-    plan: list[str] | None = None
-    judge: list[str] | None = None
-    arguments: list[str] = field(default_factory=lambda: [*CHECK])
+    ddpscale: Sequence[str] = CHECK
+    pytest: Sequence[str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
     run: dict[str, str] | None = None
     irregular: list[str] = field(default_factory=list)
@@ -90,16 +88,10 @@ class Case:
     says: str = r"thresholds\.yaml:\d+: "
 
     @property
-    def is_check(self) -> bool:
-        """Whether only thresholds are checked."""
-        return self.command == CHECK
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """Arguments of ``ddpscale`` or ``pytest``."""
-        if self.plan is not None:
-            return ("--collect-only", *COMMON, *map(long, self.plan))
-        return tuple(map(long, self.arguments if self.judge is None else [*COMMON, *self.judge]))
+    def command(self) -> list[str]:
+        """The program and its arguments."""
+        of_pytest = [*COMMON, *map(long, self.pytest or ())]
+        return ["ddpscale", *self.ddpscale] if self.pytest is None else ["pytest", *of_pytest]
 
     @property
     def content(self) -> bytes:
@@ -121,10 +113,6 @@ class Case:
         for name, text in (self.run or {}).items():
             (folder / "run" / name).write_text(long(text), encoding="utf-8")
         if self.irregular:
-            from pytest_ddpscale.plan.study import Plan
-            from pytest_ddpscale.run.strict_json import strict_json
-
-            (folder / "run" / "plan.json").write_text(strict_json(Plan("cpu", "cpu", ())), encoding="utf-8")
             name, kind = self.irregular
             (path := folder / "run" / name).unlink()
             os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
@@ -139,74 +127,57 @@ def cases() -> list[Case]:
     ]
 
 
-def outcome_of(case: Case, folder: Path, startup_s: float = 0.0) -> tuple[str, str, float]:
-    """Run a case in a fork. Returns one of `OUTCOMES`, the last line it printed, and its CPU seconds after start-up."""
+def outcome_of(case: Case, folder: Path) -> tuple[str, str, float]:
+    """Run a case in a fork. Returns one of `OUTCOMES`, the last line it printed, and its CPU seconds."""
     folder.mkdir()
     case.prepare(folder)
-    out = folder / "out"
-    code, cpu_s = in_a_fork(partial(_become, case, folder), out, HANG_S)
-    cpu_s = max(0.0, cpu_s - startup_s)
-    said = out.read_text(encoding="utf-8", errors="backslashreplace")
-    last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
-    return judged(case, code, said, cpu_s), last, cpu_s
+    ended = in_a_fork(partial(_become, case, folder), folder / "out", HANG_S)
+    last = next((line for line in reversed(ended.said.splitlines()) if line.strip()), "")
+    return judged(case, ended), last, ended.cpu_s
 
 
-def judged(case: Case, code: int | None, said: str, cpu_s: float) -> str:
+def judged(case: Case, ended: Ended) -> str:
     """One of `OUTCOMES`."""
-    if code is None:
+    if ended.code is None:
         return "hang"
-    if "Traceback" in said or "INTERNALERROR" in said:
+    if "Traceback" in ended.said or "INTERNALERROR" in ended.said:
         return "traceback"
     if case.sound:
-        return "accepted rightly" if code == 0 else "wrong refusal"
-    if code == 0:
+        return "accepted rightly" if ended.code == 0 else "wrong refusal"
+    if ended.code == 0:
         return "wrong pass"
-    if code != REFUSAL or not re.search(long(case.says), said):
+    if ended.code != REFUSAL or not re.search(long(case.says), ended.said):
         return "mute"
-    return "slow" if cpu_s > MOST_CPU_S else "refused"
+    return "slow" if ended.cpu_s > MOST_CPU_S else "refused"
 
 
 def _become(case: Case, folder: Path) -> int:
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder)
     for name in [name for name in os.environ if name.startswith("DDPSCALE_")]:
         del os.environ[name]
     os.environ.update({"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"} | case.environment)
-    is_ours = case.command[0] == "thresholds"
-    sys.argv = ["ddpscale" if is_ours else "pytest", *case.command]
-    if is_ours:
-        from pytest_ddpscale.cli import main as ddpscale
-
-        return ddpscale(list(case.command))
-    runpy.run_module("pytest", run_name="__main__", alter_sys=True)
-    return 0
+    sys.argv = case.command
+    return int(importlib.import_module(PROGRAMS[sys.argv[0]]).main())
 
 
 def main() -> int:
     """Run the cases and print the table. Returns 1 if any result is wrong."""
     parser = argument_parser(__doc__)
     parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth case of each family")
-    parser.add_argument("--first", type=int, default=0, metavar="K", help="begin with case K of each, from 0 up")
     parser.add_argument("--files", action="store_true", help="only thresholds files, by `ddpscale thresholds check`")
     options = parser.parse_args()
-    with contextlib.redirect_stdout(io.StringIO()):
-        import pytest  # noqa: F401 - for the forks
-
-        import pytest_ddpscale.cli
-        import pytest_ddpscale.thresholds.loading  # noqa: F401
+    for module in (*PROGRAMS.values(), "pytest_ddpscale.thresholds.loading"):  # for the forks
+        importlib.import_module(module)
     tally, slowest, numbers = Tally(*OUTCOMES), 0.0, Counter[str]()
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
-        # What the same command takes that has nothing to complain about.
-        sound = Case("", "", sound=True), Case("", "", arguments=["--markers"], sound=True)
-        startups = {one.is_check: outcome_of(one, Path(folder) / f"sound {one.is_check}")[2] for one in sound}
-        for number, case in enumerate(one for one in cases() if one.is_check or not options.files):
+        for number, case in enumerate(one for one in cases() if one.pytest is None or not options.files):
             numbers[case.family] += 1
-            if (numbers[case.family] - 1) % options.every == options.first:
-                outcome, last, cpu_s = outcome_of(case, Path(folder) / str(number), startups[case.is_check])
+            if numbers[case.family] % options.every == 1 % options.every:
+                outcome, last, cpu_s = outcome_of(case, Path(folder) / str(number))
                 tally.note(case.family, outcome, f"{case.name} ({cpu_s:.1f} s): {last[:300]}")
                 slowest = max(slowest, cpu_s if outcome == "refused" else 0.0)
     print(tally.tell())
-    print(f"slowest refusal: {slowest:.2f} s of CPU time after start-up")
+    print(f"slowest refusal: {slowest:.2f} s of CPU time")
     return int(bool(tally.wrong))
 
 

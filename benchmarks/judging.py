@@ -15,14 +15,13 @@ reading and judging each round, of which the slowest is shown.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reporting import argument_parser, positive_int, table
+from reporting import Ended, argument_parser, positive_int, run, table
 
 from pytest_ddpscale.judge.judge import Decider
 from pytest_ddpscale.launch.environment import launch_here
@@ -41,48 +40,38 @@ _FAILED_TESTS = 1  # pytest's exit code: a simulated cluster is never accepted
 _CHANGING = ("PYTEST_", "DDPSCALE_", "PYTHONDONTWRITEBYTECODE")
 
 
-def cost_of(command: Sequence[str | Path], folder: Path, expected: int) -> tuple[float, float]:
-    """Run a command in a folder, with one thread, so waiting threads add no CPU time.
-
-    Returns:
-        CPU seconds with those of its children, and its largest resident set in MiB.
-
-    Raises:
-        SystemExit: it exited otherwise.
-    """
+def cost_of(command: Sequence[str | Path], folder: Path, expected: int) -> Ended:
+    """Run a command in a folder, with one thread, so waiting threads add no CPU time. Raises SystemExit: it failed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_CHANGING)}
     kept |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, cwd=folder, env=kept)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode != expected:
-            said.seek(0)
-            raise SystemExit(f"{command[-1]} exited with {process.returncode}:\n{said.read()[-4000:]}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    ended = run(command, folder, folder / "said", kept)
+    if ended.code != expected:
+        raise SystemExit(f"{command[-1]} exited with {ended.code}:\n{ended.said[-4000:]}")
+    return ended
 
 
 def measure(gpus: int, rounds: int, folder: Path) -> list[float]:
     """Simulate, judge, report and steer one cluster with so many rounds of every study. Returns costs by `HEADER`."""
-    run = folder / f"gpus{gpus}"
+    target = folder / f"gpus{gpus}"
     size = ["--gpus", str(gpus), "--rounds", str(rounds)]
     ddpscale = [sys.executable, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"]
-    made_s, made_mib = cost_of([*ddpscale, "simulate", "--gpu-sku", SKU, *size, "--out", run], folder, 0)
+    made = cost_of([*ddpscale, "simulate", "--gpu-sku", SKU, *size, "--out", target], folder, 0)
     # Only this project's tests need hypothesis: where it is installed, every session imports it at its end.
     others = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     pytest = [sys.executable, "-m", "pytest", *others, f"--rootdir={folder}"]
-    judged_s, judged_mib = cost_of([*pytest, f"--gpu-sku={SKU}", f"--ddp-judge={run}"], folder, _FAILED_TESTS)
-    mib = (run / "measurements.jsonl").stat().st_size / 2**20
-    slowest_s = max(steer(run, folder / f"steered{gpus}"))
-    return [gpus, mib, made_s, judged_s, made_s + judged_s, max(made_mib, judged_mib), slowest_s]
+    judged = cost_of([*pytest, f"--gpu-sku={SKU}", f"--ddp-judge={target}"], folder, _FAILED_TESTS)
+    mib = (target / "measurements.jsonl").stat().st_size / 2**20
+    slowest_s = max(steer(target, folder / f"steered{gpus}"))
+    costs = made.cpu_s, judged.cpu_s, made.cpu_s + judged.cpu_s, max(made.mib, judged.mib)
+    return [gpus, mib, *costs, slowest_s]
 
 
 def steer(source: Path, target: Path) -> Iterator[float]:
     """Write a run again round by round, as ranks would, and have each judged. Yields CPU seconds of the supervisor."""
-    plan, run = RunDirectory(source).read_plan(), RunDirectory.create(target)
-    run.measurements_jsonl.touch()
+    plan, steered = RunDirectory(source).read_plan(), RunDirectory.create(target)
+    steered.measurements_jsonl.touch()
     judge = Decider(plan, cases_for(load_thresholds(packaged("thresholds.yaml")), plan.sku, plan.layout), CONFIDENCE)
-    supervisor, sent = Supervisor(launch_here("cpu"), run, Limits(), judge=judge), b""
+    supervisor, sent = Supervisor(launch_here("cpu"), steered, Limits(), judge=judge), b""
     with (source / "measurements.jsonl").open("rb") as file:
         for line in file:
             sent += line

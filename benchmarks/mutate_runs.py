@@ -14,38 +14,35 @@ import os
 import random
 import re
 import shutil
-import signal
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import oracle_runs
 from hostile_inputs import long
-from reporting import Tally, argument_parser, positive_int
+from reporting import Tally, argument_parser, in_a_fork, positive_int
 
+from pytest_ddpscale.cli import main as ddpscale
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
-from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.verdicts import ACCEPTING, Judgement, Verdict
+from pytest_ddpscale.judge.slow import arms_read
+from pytest_ddpscale.judge.values import matching_study
+from pytest_ddpscale.plan.study import PROBES, Plan
+from pytest_ddpscale.run.verdicts import ACCEPTING, Judgement
 from pytest_ddpscale.session import evidence as session_evidence
-from pytest_ddpscale.session.evidence import find_source
+from pytest_ddpscale.session.evidence import EvidenceSource, find_source
 from pytest_ddpscale.session.open import Site
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.settings import settings_from
-from pytest_ddpscale.simulate.cluster import open_cluster
-from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
-from pytest_ddpscale.simulate.writing import write_simulated_run
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
 LISTED = Path(__file__).with_name("mutations.txt")
-OUTCOMES = ("refused", "no better", "wrong pass", "traceback", "hang")
+OUTCOMES = {4: "refused", 0: "no better", 2: "wrong pass", 1: "traceback", None: "hang"}  # by exit code
 HANG_S = 300  # of wall time: generous, as other work may share the cores
 SIMULATED_FAULTS = (("slow-gpu:3:1.3", "corrupt-rank:5"), ("missing-rank:3:2",), ("bad-gpu:3:ecc",), ())
 MEASURED = oracle_runs.MEASURED
@@ -114,30 +111,29 @@ def _of_lines(file: str, lines: Sequence[bytes], chance: random.Random) -> Itera
         return Mutant(family, name, file, b"".join(texts))
 
     kinds = [*map(_kind, lines)]
-    for kind in dict.fromkeys(reversed(kinds)):
-        place = kinds.index(kind)
+    places = {kind: [place for place, one in enumerate(kinds) if one == kind] for kind in reversed(kinds)}
+    for kind, (place, *_) in places.items():
         data = json.loads(lines[place])
-        inside = [(key, name) for key in ("readings", "series") for name in data.get(key, ())]
-        for part, key in [(None, key) for key in data] + inside:
-            said = data if part is None else data[part]
-            value = chance.choice(WRONG_VALUES)
-            changed = {f"{key} = {value[:12]}": said | {key: "VALUE"}}
-            changed[f"without {key}"] = {name: one for name, one in said.items() if name != key}
-            for name, one in changed.items():
-                text = json.dumps(one if part is None else data | {part: one}).replace('"VALUE"', value)
-                yield mutant("field", f"{file}, {kind}: {name}", {place: text.encode() + b"\n"})
+        for part in ("", "readings", "series"):
+            said = data.get(part, {}) if part else data
+            for key in said:
+                value = chance.choice(WRONG_VALUES)
+                without = {name: one for name, one in said.items() if name != key}
+                for name, one in {f"{key} = {value[:12]}": said | {key: "VALUE"}, f"without {key}": without}.items():
+                    text = json.dumps(data | {part: one} if part else one).replace('"VALUE"', value)
+                    yield mutant("field", f"{file}, {kind}: {name}", {place: text.encode() + b"\n"})
         yield mutant("field", f"{file}, {kind}: one more", {place: data | {"colour": "red"}})
-    for kind in dict.fromkeys(reversed(kinds)) if file == MEASURED else ():
-        others = [place for place, one in enumerate(kinds) if one == kind]
+    if file != MEASURED:
+        return
+    for kind, others in places.items():
         for place in sorted({others[0], others[-1], chance.choice(others)}):
             yield mutant("dropped", f"{kind}, line {place + 1}", {place: b""})
             yield mutant("twice", f"{kind}, line {place + 1}", {place: 2 * lines[place]})
         yield mutant("dropped", f"every {kind}", dict.fromkeys(others, b""))
-    if file == MEASURED:
-        yield mutant("reordered", "backwards", dict(enumerate(reversed(lines))))
-        yield mutant("reordered", "shuffled", dict(enumerate(chance.sample(lines, len(lines)))))
+    yield mutant("reordered", "backwards", dict(enumerate(reversed(lines))))
+    yield mutant("reordered", "shuffled", dict(enumerate(chance.sample(lines, len(lines)))))
     blocks = [place for place, kind in enumerate(kinds) if kind.startswith("timed")]
-    for _ in range(12 if blocks else 0):
+    for _ in range(12):
         place, other = chance.sample(blocks, 2)
         one, two = json.loads(lines[place]), json.loads(lines[other])
         for key in (key for key in SWAPPED if key in one and key in two):
@@ -145,9 +141,8 @@ def _of_lines(file: str, lines: Sequence[bytes], chance: random.Random) -> Itera
             yield mutant("swapped", f"{key} of lines {place + 1} and {other + 1}", swapped)
         later = {key: two[key] for key in ("round", "began_unix_s") if key in two}
         yield mutant("copied", f"line {place + 1} to {other + 1}", {other: one | later})
-        columns, readings = ({k: v[:-1] for k, v in of.items() if isinstance(v, list)} for of in (one, one["readings"]))
-        fewer = one | columns | {"readings": one["readings"] | readings, "series": {}}
-        yield mutant("left out", f"a rank of line {place + 1}", {place: fewer})
+        oracle_runs.only(one, one["ranks"][:-1])
+        yield mutant("left out", f"a rank of line {place + 1}", {place: one})
 
 
 def omit(run: oracle_runs.Files, kind: str, study: str = "", arm: str = "") -> None:
@@ -179,115 +174,87 @@ def apart(run: oracle_runs.Files) -> None:
         gang["ranks"] = [rank | {"versions": {"torch": str(n)}} for n, rank in enumerate(gang["ranks"])]
 
 
-def rename(run: oracle_runs.Files, before: str, after: str) -> None:
-    """Rename a host."""
-    run.lines = json.loads(json.dumps(run.lines).replace(json.dumps(before), long(after)))
-
-
-OWN: tuple[Callable[..., None], ...] = (omit, unlist, regang, apart, rename)
+OWN: tuple[Callable[..., None], ...] = (omit, unlist, regang, apart)
 EDITS = {**oracle_runs.EDITS, **{one.__name__: one for one in OWN}}
 
 
 def _listed(run: Path) -> Iterator[Mutant]:
     """Those of the list."""
     lines = oracle_runs.Files(run).lines
+    host, *_ = [one["ranks"][0]["place"]["host"] for one in lines if one["kind"] == "gang"]
     arms = dict.fromkeys((one["study"], one["arm"]) for one in lines if one["kind"] == "timed")
-    studies = list(dict.fromkeys(study for study, _ in arms))
-    hosts = [one["ranks"][0]["place"]["host"] for one in lines if one["kind"] == "gang"]
-    choices: dict[str, list[tuple[str, ...]]] = {
-        "{study} {arm}": list(arms), "{study}": [(one,) for one in studies],
-        "{trained}": [(one,) for one in studies if "/" in one],
-    }  # fmt: skip
     for row in LISTED.read_text(encoding="utf-8").splitlines():
-        kind = next((key for key in choices if key in row), "")
-        for chosen in () if row.startswith("#") else choices.get(kind, [()]):
-            text = row.replace("HOST", hosts[0])
-            for word, value in zip(kind.split(), chosen, strict=True):
-                text = text.replace(word, value)
+        named = {
+            row.replace("{trained}", study).replace("{study}", study).replace("{arm}", arm).replace("HOST", host): None
+            for study, arm in arms if "/" in study or "{trained}" not in row
+        }  # fmt: skip
+        for text in () if row.startswith("#") else named:
             family, edits, gone, *spoils = text.split(" | ")
             files = oracle_runs.Files(run)
-            for name, *arguments in map(str.split, edits.split(";")):
+            for name, *arguments in map(str.split, long(edits).split(";")):
                 EDITS[name](files, *arguments)
             content = b"".join(json.dumps(one).encode() + b"\n" for one in files.lines)
             yield Mutant(family, edits, MEASURED, content, gone, bool(spoils))
 
 
-def is_gone(gone: str, verdict: Verdict) -> bool:
-    """Whether a verdict lost its evidence.
+def is_gone(gone: str, case: AnyCase, plan: Plan) -> bool:
+    """Whether a requirement lost its evidence.
 
     Args:
         gone: ``id PATTERN``; ``needs STUDY [ARM]``; ``pace STUDY`` of speeds; ``ratio STUDY ARM``; ``none``.
-        verdict: to be judged.
+        case: the requirement.
+        plan: of the run.
     """
     how, *words = gone.split()
-    metric = METRICS[verdict.metric]
-    if how == "id":
-        return bool(re.fullmatch(words[0], verdict.id))
-    if how == "none" or not _needs(verdict, metric, *words):
+    if how in ("id", "none"):
+        return how == "id" and bool(re.fullmatch(words[0], case.id))
+    if isinstance(case, NodeCase):
+        return case.probe is not None and words in ([PROBES], [PROBES, case.probe.name])
+    metric, study = case.requirement.definition, matching_study(plan, case.question)
+    arms = () if metric.reads_own_pace else [arm.name for arm in arms_read(case.question, study)] if study else ()
+    if study is None or study.id != words[0] or not set(words[1:]) <= {*arms}:
         return False
-    is_ratio = metric.baseline is not None and (_is_rate(metric) or metric.unit == "fraction")
-    return {"needs": True, "pace": _is_rate(metric), "ratio": is_ratio and not metric.reads_folder}[how]
+    is_rate = metric.tells_speed and not metric.upper_bound
+    is_ratio = metric.baseline is not None and (is_rate or metric.unit == "fraction")
+    return {"needs": True, "pace": is_rate, "ratio": is_ratio and not metric.reads_folder}[how]
 
 
-def _needs(verdict: Verdict, metric: Metric, study: str, arm: str = "") -> bool:
-    """Whether a verdict rests on an arm of a study, or on the study if none is named."""
-    if study == "probes":
-        inside, kind = verdict.id.partition("[")[2].rstrip("]"), arm.partition("@")[0]
-        return metric.subject == "probe" and (not arm or kind in (inside, inside.rpartition("-")[0]))
-    if metric.subject != "workload" or (metric.scaling, verdict.workload) != tuple(study.split("/", 1)):
-        return False
-    return not arm or (arm == f"{metric.measured}@{verdict.world_size}" and not metric.reads_own_pace)
-
-
-def _is_rate(metric: Metric) -> bool:
-    return metric.tells_speed and metric.subject == "workload" and not metric.upper_bound
-
-
-def judged(run: Path) -> Judgement:
-    """The verdicts on a run; it must have none in a file."""
+def judged(run: Path) -> tuple[Judgement, EvidenceSource]:
+    """The verdicts on a run, and where they are from; it must have none in a file."""
     options = {"ddp_judge": str(run), "thresholds": str(packaged("thresholds.yaml"))}
     session = AcceptanceSession(find_source(Site(settings_from(options, {}, {}), Path(), Path())))
     session.source.select(session.source.cases)
-    return session.conclude(interrupted=False, spoiled=())
+    return session.conclude(interrupted=False, spoiled=()), session.source
 
 
 def outcome_of(run: Path, before: Judgement, mutant: Mutant | None = None) -> tuple[str, str]:
     """One of `OUTCOMES`, and the message."""
-    signal.signal(signal.SIGALRM, _hangs)
-    signal.alarm(HANG_S)
+    ended = in_a_fork(partial(_try, run, before, mutant), run.with_name("said"), HANG_S)
+    return OUTCOMES[ended.code], ended.said.strip()
+
+
+def _try(run: Path, before: Judgement, mutant: Mutant | None) -> int:
     try:
-        found = judged(run)
+        found, source = judged(run)
     except BadInput as refusal:
-        return "refused", str(refusal)
-    except TimeoutError as hang:
-        return "hang", str(hang)
-    except Exception:
-        return "traceback", traceback.format_exc()
-    finally:
-        signal.alarm(0)
-    passed = {verdict.id for verdict in before.verdicts if verdict.passed}
-    anew = [
-        one
-        for one in found.verdicts
-        if one.passed and (one.id not in passed or is_gone(mutant.gone if mutant else "none", one))
-    ]
-    is_better = found.outcome == "accepted" != before.outcome
+        print(refusal)
+        return 4
+    allowed = {verdict.id for verdict in before.verdicts if verdict.passed}
+    if mutant and source.plan:
+        allowed -= {case.id for case in source.cases if is_gone(mutant.gone, case, source.plan)}
+    wrong = sorted(one.id for one in found.verdicts if one.passed and one.id not in allowed)
     is_spoiled = mutant is not None and mutant.spoils and found.outcome in ACCEPTING
-    wrong = sorted(one.id for one in anew) + ["the run"] * (is_better or is_spoiled)
-    return ("wrong pass", ", ".join(wrong)) if wrong else ("no better", found.outcome)
-
-
-def _hangs(*_: object) -> None:
-    raise TimeoutError(f"not judged within {HANG_S} s")
+    wrong += ["the run"] * (is_spoiled or found.outcome == "accepted" != before.outcome)
+    print(", ".join(wrong) or found.outcome)
+    return 2 if wrong else 0
 
 
 def simulated(folder: Path, faults: tuple[str, ...]) -> Path:
     """A small simulated run with faults."""
-    thresholds = load_thresholds(packaged("thresholds.yaml"))
-    cluster = open_cluster(thresholds, ClusterOptions("a100", 8, workloads=("resnet152-fp16",)))
-    plan = cluster.plan(rounds=12)
-    run = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), 1)
-    write_simulated_run(RunDirectory.create(folder), cluster, run)
+    options = "--gpu-sku=a100", "--gpus=8", "--workloads=resnet152-fp16", "--rounds=12", "--seed=1", f"--out={folder}"
+    command = ["simulate", *options, *(f"--fault={one}" for one in faults)]
+    made = in_a_fork(partial(ddpscale, command), folder.with_name("said"))
+    assert made.code == 0, made.said
     return folder
 
 
@@ -295,7 +262,7 @@ def tried(run: Path, folder: Path, is_wanted: Callable[[int], bool]) -> Iterator
     """Mutants of a run, each judged in a folder of its own, with its outcome and what was said."""
     ignored = shutil.ignore_patterns("verdicts.json", "logs", "plots", "baseline.json", "run.lock")
     shutil.copytree(run, folder, ignore=ignored)
-    before = judged(folder)
+    before, _ = judged(folder)
     for number, mutant in enumerate(mutants(run)):
         if not is_wanted(number):
             continue
@@ -320,7 +287,7 @@ def main() -> int:
     parser.add_argument("--run", type=Path, action="append", default=[], help="a run directory to be changed as well")
     parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth mutant")
     options = parser.parse_args()
-    tally = Tally(*OUTCOMES)
+    tally = Tally(*OUTCOMES.values())
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         runs = [simulated(folder / f"simulated-{i}", faults) for i, faults in enumerate(SIMULATED_FAULTS)]

@@ -21,15 +21,14 @@ import fnmatch
 import gc
 import hashlib
 import importlib
-import io
 import json
 import math
 import os
 import pkgutil
 import platform
 import re
+import shutil
 import sys
-import tarfile
 import tempfile
 import time
 from collections import defaultdict
@@ -41,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from oracle_facts import READERS, Facts, culprits, history_rows, judged_run
-from oracle_runs import edit, measure_as_sessions_do, unfit
+from oracle_runs import edit, measure_as_sessions_do
 from reporting import argument_parser, in_a_fork
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,24 +68,21 @@ MASKS = (
 )
 
 
-def program(name: str, arguments: Sequence[str], said: Path, before: Callable[[], None] | None = None) -> int:
-    """Run pytest or ddpscale in a fork of this process, which has imported the package. Returns its exit code."""
+def program(name: str, arguments: Sequence[str], before: Callable[[], Any] = int) -> tuple[int, str]:
+    """Run pytest or ddpscale in a fork of this process, which has imported the package. Exit code and what it says."""
 
     def become() -> Any:
         sys.argv = [name, *arguments]
-        if before is not None:
-            before()
+        before()
         return importlib.import_module({"pytest": "pytest", "ddpscale": "pytest_ddpscale.cli"}[name]).main()
 
-    return in_a_fork(become, said)[0] or 0
+    ended = in_a_fork(become, Path(f"said-{os.getpid()}"))
+    return ended.code or 0, ended.said
 
 
 def unpack(name: str, target: Path) -> None:
     """Unpack a stored run directory."""
-    with tarfile.open(DATA / "runs" / f"{name}.tar.xz") as packed:
-        # Python before 3.10.12 and 3.11.4, which Debian 12 has, has no filters.
-        packed.extraction_filter = getattr(tarfile, "data_filter", None)
-        packed.extractall(target)
+    shutil.unpack_archive(DATA / "runs" / f"{name}.tar.xz", target)
 
 
 def make(name: str, number: int) -> None:
@@ -100,10 +96,11 @@ def make(name: str, number: int) -> None:
         file.write_text(json.dumps(record))
         return
     command, *edits = RUNS[name].split(" | ")
-    before = partial(measure_as_sessions_do, Path(f"{name}.looks")) if command.startswith("session") else None
-    arguments = [*re.sub("^session", "simulate", command).split(), f"--out={name}"]
-    if program("ddpscale", arguments, said := Path(f"{name}.made"), before):
-        raise SystemExit(f"{name}: {said.read_text()}")
+    looks = partial(measure_as_sessions_do, Path(f"{name}.looks"))
+    before: Callable[[], Any] = looks if command.startswith("session") else int
+    code, said = program("ddpscale", [*re.sub("^session", "simulate", command).split(), f"--out={name}"], before)
+    if code:
+        raise SystemExit(f"{name}: {said}")
     is_marked = RUNS[name].startswith("import") or name.endswith(SIMULATED)
     for file in () if is_marked else Path(name).glob("*.json*"):
         file.write_text(file.read_text().replace("SIM-", "GPU-").replace("simulated-", "node-"))
@@ -122,13 +119,12 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
     command = ["-p", "ddpscale", "-p", "no:cacheprovider", f"--gpu-sku={sku}", f"--ddp-judge={name}"]
     given = [word for word in RUNS[name].split() if word.startswith("--thresholds=")]
     command += Path(f"{name}.options").read_text().split("\n") if Path(f"{name}.options").exists() else given
-    texts, code = {}, 0
-    for kind in ("terminal", "verbose") if "texts" in RUNS[name] else ("terminal",):
+    texts, is_told = dict[str, str](), "texts" in RUNS[name]
+    for kind in ("terminal", "verbose")[: 1 + is_told]:
         options = [f"--ddp-history={history}", *["-v"] * (kind == "verbose")]
-        code = program("pytest", command + options, said := Path(f"{name}.{kind}"))
-        texts[f"{name}.{kind}"] = said.read_text()
+        code, texts[f"{name}.{kind}"] = program("pytest", command + options)
     if not Path(name, "verdicts.json").exists():
-        return {"run": {"exit code": code, "said": masked(texts[f"{name}.terminal"])}}, {}
+        return {"run": {"exit code": code, "said": texts[f"{name}.terminal"]}}, {}
     has_sentences = RUNS[name].startswith(("stored", "import")) or sku == "lab-told"
     facts = judged_run(Path(name), with_sentences=has_sentences)
     facts["run"]["exit code"] = code
@@ -138,22 +134,21 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
     for requirement, outcomes in looks["outcomes"].items():
         facts[requirement]["looks"] = outcomes
     if not RUNS[name].startswith("import"):
-        facts["run"]["history"] = program("ddpscale", ["history", f"--history={history}", "--add", name], Path("added"))
+        facts["run"]["history"], _ = program("ddpscale", ["history", f"--history={history}", "--add", name])
         facts |= {} if facts["run"]["history"] else history_rows(history)
     texts[f"{name}.report.md"] = Path(name, "report.md").read_text()
-    return facts, texts if "texts" in RUNS[name] else {}
+    return facts, texts if is_told else {}
 
 
 def found(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]:
     """Facts and texts of a line of runs.txt; its first word says what kind it is."""
     kind, *words = RUNS[name].removesuffix(" with texts").split()
     texts: dict[str, str] = {}
-    readers = READERS | {"unfit": unfit}
     try:
-        if kind in readers:
+        if kind in READERS:
             if (DATA / "runs" / f"{name}.tar.xz").exists():
                 unpack(name, Path(name))
-            facts = readers[kind](program, name, *words)
+            facts = READERS[kind](program, name, *words)
         else:
             facts, texts = judged(name, number, history)
     except (LookupError, OSError, SystemExit, TypeError, ValueError) as error:  # not made, or what it wrote is not read
@@ -236,8 +231,9 @@ def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts]) ->
     for run in sorted({*before} & {*after}):
         for fact in sorted({*before[run], *after[run]}):
             sides = [facts[run].get(fact) for facts in (before, after)]
-            is_in_both = None not in sides
-            old, new = (dict(_flat(side)) if is_in_both else _whole(side) for side in sides)
+            if None in sides:  # one line for a fact that only one side has
+                sides = [{"": "(absent)" if side is None else side.get("outcome", "(present)")} for side in sides]
+            old, new = (dict(_flat(side)) for side in sides)
             for field in sorted({*old, *new}):
                 was, now = (side.get(field, "(absent)") for side in (old, new))
                 if not _is_same(was, now):
@@ -253,11 +249,6 @@ def _is_same(was: Any, now: Any) -> bool:
     if isinstance(was, float) and isinstance(now, float):
         return math.isclose(was, now, rel_tol=1.01e-5, abs_tol=1e-12)
     return (type(was), was) == (type(now), now)
-
-
-def _whole(fact: Mapping[str, Any] | None) -> dict[str, str]:
-    """A fact that only one side has."""
-    return {"": "(absent)" if fact is None else fact.get("outcome", "(present)")}
 
 
 def _flat(said: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -284,15 +275,13 @@ def record(name: str, run: Path) -> None:
     """Store the measurements of a run, without what names its machine and folders."""
     names = {str(ROOT): "/site", str(run.resolve().parent): "/runs", f'"{platform.node()}"': '"node-0"'}
     names |= {str(Path.home()): "/home", platform.release(): "linux"}
-    (DATA / "runs").mkdir(exist_ok=True)
-    with tarfile.open(DATA / "runs" / f"{name}.tar.xz", "w:xz", preset=9) as packed:
+    with tempfile.TemporaryDirectory() as folder:
         for file in (run / measured for measured in MEASURED if (run / measured).exists()):
             text = file.read_text(encoding="utf-8")
             for own, general in names.items():
                 text = text.replace(own, general)
-            about = tarfile.TarInfo(file.name)
-            about.size = len(text.encode())
-            packed.addfile(about, io.BytesIO(text.encode()))
+            Path(folder, file.name).write_text(text, encoding="utf-8")
+        shutil.make_archive(str(DATA / "runs" / name), "xztar", folder)
 
 
 def main() -> int:
@@ -317,9 +306,8 @@ def main() -> int:
     if unknown := [pattern for pattern in given.only if not fnmatch.filter(RUNS, pattern)]:
         parser.error(f"found no run {', '.join(unknown)}; expected names of benchmarks/oracle/runs.txt")
     asked = [name for name in RUNS if any(fnmatch.fnmatchcase(name, pattern) for pattern in given.only)]
-    coverage = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
     os.environ.clear()
-    os.environ |= coverage | ENVIRONMENT | {"PATH": os.defpath}
+    os.environ |= ENVIRONMENT | {"PATH": os.defpath}
     sys.path.insert(0, str(ROOT))
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oracle-") as temporary:

@@ -1,13 +1,11 @@
 """Facts that benchmarks/oracle.py compares: what programs and people decide by, read from what the product writes.
 
-Files and outputs of commands are read, and of the product's modules only what reads thresholds and the search of
-find-max-batch are called, so that all others can be written anew and judged by the same facts. What a requirement says
-of itself is a fact of its thresholds file, and of no run.
+Files and outputs of commands are read, and none of the product's modules, so that all can be written anew and judged by
+the same facts. What a requirement says of itself is no fact of a run.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sqlite3
 from collections import Counter, defaultdict
@@ -18,8 +16,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 Facts = dict[str, dict[str, Any]]
-# Runs pytest or ddpscale with a file for what it says; returns the exit code.
-Program = Callable[[str, Sequence[str], Path], int]
+# Runs pytest or ddpscale; returns the exit code and what it says.
+Program = Callable[[str, Sequence[str]], tuple[int, str]]
 # What a verdict decides and rests on; reasons only of runs that stay as they are.
 OF_VERDICT = ("outcome", "value", "interval", "rounds", "place", "correlation", "flags", "notes", "waiver",
               "against_slowest", "launch_sd")  # fmt: skip
@@ -38,13 +36,6 @@ NO_FACTS_OF_SUITE = {
 OF_COMPARED = ("value_a", "value_b", "change", "is_ratio", "difference", "is_worse", "nodes", "of", "is_lost")
 OF_CALIBRATED = ("value", "bound", "node_sd", "launch_sd", "reach", "margin_pct", "nodes", "launches", "sd_is")
 TEXTS_OF_ROW = {"published", "provisional", "because"}
-LAYOUTS = ((1, 8), (4, 8), (2, 2), (1, 1))  # nodes x GPUs
-KEYS_OF_REQUIREMENT = ("metric", "workload", "probe", "check", "world_size", "placement", "versus")
-NO_FACTS_OF_REQUIREMENT = {
-    *KEYS_OF_REQUIREMENT, "unit", "source", "reasoning", "smallest_fault", "bound_is", "file", "line", "was",
-}  # fmt: skip
-OF_CASE = ("reference_samples_per_s", "peak_tflops", "floor_samples_per_s", "peak")
-PLAYED_MEMORIES = ((4, 8, 64), (8, 8, 64), (100, 8, 65536), (1000, 16, 512), (1023, 8, 1024), (65536, 8, 65536))
 # Parts of verdicts.json that have facts of their own or are none.
 NO_FACTS_OF_RUN = {
     "basis",
@@ -132,22 +123,9 @@ def history_rows(history: str) -> Facts:
     return facts
 
 
-def suite(program: Program, name: str, *thresholds: str) -> Facts:
-    """A suite's stored run, reported anew as if it had these thresholds: the numbers of suite.json, a fact a row."""
-    from pytest_ddpscale.plan.layout import Layout
-    from pytest_ddpscale.thresholds.cases import cases_for, json_of
-    from pytest_ddpscale.thresholds.loading import load_thresholds
-
-    for file in thresholds:
-        plan = json.loads(Path(name, "plan.json").read_text(encoding="utf-8"))
-        cases = cases_for(load_thresholds(Path(file)), plan["sku"], Layout(plan["nodes"], plan["ranks_per_node"]))
-        arms = [(arm["kind"], arm["world_size"]) for arm in plan["probes"]["arms"]]
-        plan["requirements"] = [
-            one for one in json_of(cases)
-            if (probe := one.get("probe")) and (probe["kind"], probe["world_size"]) in arms
-        ]  # fmt: skip
-        Path(name, "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    code = program("ddpscale", ["report", name], Path(f"{name}.said"))
+def suite(program: Program, name: str) -> Facts:
+    """A suite's stored run, reported anew: the numbers of suite.json, a fact a row."""
+    code, _ = program("ddpscale", ["report", name])
     said = json.loads(Path(name, "suite.json").read_text(encoding="utf-8"))
     facts: Facts = {"run": {"exit code": code, "headline": said["headline"]}}
     facts["run"] |= {key: len(said[key]) for key in ("problems", "failures")}
@@ -173,107 +151,37 @@ def _has_rows(said: Any) -> bool:
     return isinstance(said, dict) and any(map(_has_rows, said.values()))
 
 
-def compare(program: Program, name: str, *arguments: str) -> Facts:
-    """The changes between two runs of the chain, or two files of PyTorch's benchmark, and the gate."""
-    code, said = _said(program, name, "compare", *arguments, "--format=json")
-    facts: Facts = {"run": {"exit code": code} | _some(said, ("kind", "worse", "lost", "fails", "only_a", "only_b"))}
-    if said["kind"] == "pytorch-ddp":
-        return facts | dict(_rows(said["numbers"], "number"))
-    return facts | {row["id"]: _some(row, OF_COMPARED) for row in said["requirements"]}
+def compare(program: Program, _: str, *arguments: str) -> Facts:
+    """The changes between two runs of the chain, and the gate."""
+    code, said = program("ddpscale", ["compare", *arguments, "--format=json"])
+    about = json.loads(said)
+    facts: Facts = {"run": {"exit code": code} | _some(about, ("kind", "worse", "lost", "fails", "only_a", "only_b"))}
+    return facts | {row["id"]: _some(row, OF_COMPARED) for row in about["requirements"]}
 
 
-def calibrate(program: Program, name: str, *runs: str) -> Facts:
+def calibrate(program: Program, _: str, *runs: str) -> Facts:
     """Bounds from nights of the chain, and the rows of the new thresholds file."""
-    code, said = _said(program, name, "calibrate", *runs, "--json")
-    out = sorted(said["not_calibrated"])
-    facts: Facts = {"run": {"exit code": code, "excluded": said["excluded"], "not_calibrated": out}}
-    facts |= {row["name"]: _some(row, OF_CALIBRATED) for row in said["calibrated"]}
-    for row in said["requirements"]:
+    code, said = program("ddpscale", ["calibrate", *runs, "--json"])
+    about = json.loads(said)
+    out = sorted(about["not_calibrated"])
+    facts: Facts = {"run": {"exit code": code, "excluded": about["excluded"], "not_calibrated": out}}
+    facts |= {row["name"]: _some(row, OF_CALIBRATED) for row in about["calibrated"]}
+    for row in about["requirements"]:
         metrics = sorted({*row} - TEXTS_OF_ROW - {"of", "probe", "severity"})
         fact = f"row {' '.join(metrics)} {row.get('of', row.get('probe'))}"
         facts[fact] = {key: key in TEXTS_OF_ROW or value for key, value in row.items()}
     return facts
 
 
-def thresholds(program: Program, name: str, file: str, *skus: str) -> Facts:
-    """What decides of SKUs of a thresholds file, their requirements, and the case of each in four layouts."""
-    from pytest_ddpscale.plan.layout import Layout
-    from pytest_ddpscale.thresholds.cases import cases_for
-    from pytest_ddpscale.thresholds.loading import load_thresholds
-
-    loaded = load_thresholds(Path(file))
-    facts: Facts = {"run": {"skus": list(loaded.thresholds.skus)}}
-    for name_of_sku in skus or loaded.thresholds.skus:
-        options = f"--thresholds={file}", f"--gpu-sku={name_of_sku}", "--format=json"
-        code, said = _said(program, f"{name}.{name_of_sku}", "thresholds", "show", *options)
-        sku = loaded.thresholds.skus[name_of_sku]
-        parts = {part: _plain(getattr(sku, part)) for part in ("detect", "peak", "node", "beyond_node", "peers")}
-        facts[name_of_sku] = {"exit code": code, "units": said["units"], "aliases": said["aliases"]} | parts
-        for workload, about in said["workloads"].items():
-            facts[f"{name_of_sku} workload {workload}"] = about
-        for kind in ("requirements", "removed"):
-            for row in said[kind]:
-                key = " ".join(str(row[part]) for part in KEYS_OF_REQUIREMENT if row[part] is not None)
-                was = {"was": row["was"]["bound"]} if row.get("was") else {}
-                about = {part: row[part] for part in {*row} - NO_FACTS_OF_REQUIREMENT if row[part] is not False}
-                facts[f"{name_of_sku} {kind.removesuffix('s')} {key}"] = about | was
-        for nodes, per_node in LAYOUTS:
-            for case in cases_for(loaded, name_of_sku, Layout(nodes, per_node)):
-                fact = facts.setdefault(f"{name_of_sku} case {case.id}", {})
-                fact |= {"bound": case.requirement.bound, "severity": case.requirement.severity}
-                fact["waived until"] = case.requirement.waiver and str(case.requirement.waiver.until)
-                fact |= {part: getattr(case, part, None) for part in OF_CASE}
-                fact[f"{nodes}x{per_node}"] = "missing" if case.missing else case.world_size
-    return facts
-
-
-def _plain(part: Any) -> Any:
-    """A part of a SKU as JSON has it."""
-    if dataclasses.is_dataclass(part):
-        return {field.name: _plain(getattr(part, field.name)) for field in dataclasses.fields(part)}
-    return part if isinstance(part, str | int | float | None) else json.loads(part.model_dump_json())
-
-
-def find_max_batch(*_: Any) -> Facts:
-    """Batches that the search tries, and what it finds, of played memories."""
-    from pytest_ddpscale.find_batch.find_max_batch import largest_fitting
-
-    facts: Facts = {}
-    for limit, least, most in PLAYED_MEMORIES:
-        tried: list[int] = []
-
-        def fits(batch: int, limit: int = limit, tried: list[int] = tried) -> bool:
-            tried.append(batch)
-            return batch <= limit
-
-        facts[f"up to {limit} of {least} to {most}"] = {"found": largest_fitting(fits, least, most), "tried": tried}
-    return facts
-
-
-def import_pytorch_ddp(program: Program, name: str, file: str) -> Facts:
-    """The table that PyTorch's benchmark prints, of its JSON report."""
-    code = program("ddpscale", ["import", "pytorch-ddp", file], said := Path(f"{name}.said"))
-    facts: Facts = {"run": {"exit code": code}}
-    rows = [line.partition(":") for line in said.read_text(encoding="utf-8").splitlines() if "s -- " in line]
-    return facts | {" ".join(size.split()): {"row": numbers.split()[:12]} for size, _, numbers in rows}
-
-
-def culprits(program: Program, name: str, *runs: str) -> Facts:
+def culprits(program: Program, _: str, *runs: str) -> Facts:
     """The list by which hosts are drained and returned, and how many test items JUnit's file of the last run has."""
     is_simulated = json.loads(Path(runs[0], "verdicts.json").read_text(encoding="utf-8"))["simulated"]
-    options = ["--format=tsv", *["--rehearse"] * is_simulated]
-    code = program("ddpscale", ["culprits", *options, *runs], said := Path(f"{name}.tsv"))
-    rows = [line.split("\t") for line in said.read_text(encoding="utf-8").splitlines()[1:]]
+    code, said = program("ddpscale", ["culprits", "--format=tsv", *["--rehearse"] * is_simulated, *runs])
+    rows = [line.split("\t") for line in said.splitlines()[1:]]
     facts: Facts = {"culprits": {"exit code": code, "hosts": [" ".join([*row[:2], *row[3:4]]) for row in rows]}}
     items = ElementTree.parse(Path(runs[-1], "junit.xml")).find("testsuite")
     assert items is not None
     return facts | {"junit": {key: items.get(key) for key in ("tests", "failures", "errors", "skipped")}}
-
-
-def _said(program: Program, name: str, *command: str) -> tuple[int, Any]:
-    """Exit code of a command and what it prints as JSON."""
-    code = program("ddpscale", command, said := Path(f"{name}.said"))
-    return code, json.loads(said.read_text(encoding="utf-8"))
 
 
 # By the first word of a line of runs.txt; all other lines are runs to judge.
@@ -281,8 +189,5 @@ READERS: dict[str, Callable[..., Facts]] = {
     "suite": suite,
     "compare": compare,
     "calibrate": calibrate,
-    "thresholds": thresholds,
-    "find-max-batch": find_max_batch,
     "culprits": culprits,
-    "import-pytorch-ddp": import_pytorch_ddp,
 }

@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,9 @@ import numpy.typing as npt
 
 THRESHOLDS = Path(__file__).resolve().parent / "oracle" / "thresholds"
 CONFIDENCE, MEASURED = 0.95, "measurements.jsonl"
-# Quantities of telemetry that have several samples.
 Line = dict[str, Any]
-
-
 Decided = dict[str, dict[int, str]]
+Look = Callable[[str, Any, int, list[str]], None]
 
 
 def note(decided: Decided, name: str, rounds: int, now: str) -> None:
@@ -36,21 +33,39 @@ def note(decided: Decided, name: str, rounds: int, now: str) -> None:
         found[rounds] = now
 
 
-def in_rounds(run: Any, decider: Any, study: Any, look: Callable[[Any, int, list[str]], None]) -> Iterator[Any]:
-    """Records of a simulated study that ends when the decider, which hears them, needs no arm further.
+def until_decided(run: Any, cluster: Any, look: Look, *, with_probes: bool = False) -> Iterator[Any]:
+    """Records of a simulated session that ends each study, or only those that train, when it needs no arm further.
 
-    `look` is told after each round which arms it timed, its number from 1, and the names of the arms that are needed.
+    `look` is told after each round of which study, which arms it timed, its number from 1, and the names of the arms
+    that are needed.
     """
+    from pytest_ddpscale.judge.judge import Decider
     from pytest_ddpscale.run.records import StudyEnd
+    from pytest_ddpscale.simulate import writing
 
-    timed, number = study.arms, 0
-    yield from run.before_rounds(study)
-    while timed and number < study.rounds:
-        yield from run.measure_round(study, number, timed)
-        number, needed = number + 1, decider.needed_arms(study.id)
-        look(timed, number, needed)
-        timed = tuple(arm for arm in timed if arm.name in needed)
-    yield StudyEnd(study=study.id, reason="rounds" if timed else "decided")
+    decider, plan = Decider(run.plan, cluster.cases, CONFIDENCE), run.plan
+
+    def of_study(study: Any) -> Iterator[Any]:
+        timed, number = study.arms, 0
+        yield from run.before_rounds(study)
+        while timed and number < study.rounds:
+            yield from run.measure_round(study, number, timed)
+            number, needed = number + 1, decider.needed_arms(study.id)
+            look(study.id, timed, number, needed)
+            timed = tuple(arm for arm in timed if arm.name in needed)
+        yield StudyEnd(study=study.id, reason="rounds" if timed else "decided")
+
+    def every() -> Iterator[Any]:
+        yield from writing.before_measuring(run, cluster)
+        if plan.probes:
+            yield from of_study(plan.probes) if with_probes else writing.measured(run, plan.probes)
+        for study in plan.studies:
+            yield from of_study(study)
+        yield from writing.after_training(run, cluster)
+
+    for record in every():
+        decider.hear(record)
+        yield record
 
 
 def measure_as_sessions_do(looks_file: Path) -> None:
@@ -78,17 +93,8 @@ def measure_as_sessions_do(looks_file: Path) -> None:
             note(looks["outcomes"], one.id, number, "not final" if "not final" in one.reason else one.outcome)
         seen.clear()
 
-    def all_records(run: Any, cluster: Any, decider: Any) -> Iterator[Any]:
-        yield from writing.before_measuring(run, cluster)
-        for study in (*([run.plan.probes] if run.plan.probes else []), *run.plan.studies):
-            yield from in_rounds(run, decider, study, partial(look, study.id))
-        yield from writing.after_training(run, cluster)
-
     def records(run: Any, cluster: Any) -> Iterator[Any]:
-        decider = deciding.Decider(run.plan, cluster.cases, CONFIDENCE)
-        for record in all_records(run, cluster, decider):
-            decider.hear(record)
-            yield record
+        yield from until_decided(run, cluster, look, with_probes=True)
         looks_file.write_text(json.dumps(looks))
 
     vars(deciding)["judge"], writing.records = judge_and_see, records
@@ -163,7 +169,13 @@ def _unpacked(packed: str, ranks: int) -> npt.NDArray[np.float32]:
     return np.frombuffer(base64.b64decode(packed), "<f4").reshape(ranks, -1)
 
 
-def _only(line: Line, there: Sequence[int]) -> None:
+def _digests(line: Line) -> list[str]:
+    """Of each rank, or one that all have."""
+    text = line.get("digests") or ""
+    return [text[start : start + 16] for start in range(0, len(text), 16)]
+
+
+def only(line: Line, there: Sequence[int]) -> None:
     """Keep these ranks of a line."""
     count, at = len(line["ranks"]), [i for i, rank in enumerate(line["ranks"]) if rank in there]
 
@@ -174,8 +186,8 @@ def _only(line: Line, there: Sequence[int]) -> None:
 
     for name, packed in line.get("series", {}).items():
         line["series"][name] = base64.b64encode(_unpacked(packed, count)[at].tobytes()).decode()
-    if len(line.get("digests") or "") > 16:
-        line["digests"] = "".join(line["digests"][16 * i : 16 * i + 16] for i in at)
+    digests = _digests(line)
+    line |= {"digests": "".join(digests[i] for i in at)} if digests[1:] else {}
     line |= {name: kept(said) for name, said in line.items() if name not in ("series", "digests")}
 
 
@@ -220,10 +232,9 @@ def column(run: Files, kind: str, study: str, rank: str, name: str, value: str) 
 def parameters(run: Files, arms: str, rank: str, rounds: str) -> None:
     """Let a rank's parameters differ after blocks."""
     for line in run.blocks(arms, rounds):
-        size = len(line["ranks"])
-        digests = line["digests"] if len(line["digests"]) > 16 else line["digests"] * size
-        of_ranks = [digests[16 * i : 16 * i + 16] for i in range(size)]
-        line["digests"] = "".join("f" * 16 if rank == str(one) else of_ranks[i] for i, one in enumerate(line["ranks"]))
+        ranks, digests = line["ranks"], _digests(line)
+        each = digests * (len(ranks) // len(digests))
+        line["digests"] = "".join("f" * 16 if rank == str(one) else its for one, its in zip(ranks, each, strict=True))
 
 
 def _set(said: Line, name: str, value: str) -> None:
@@ -257,10 +268,9 @@ def software(run: Files, number: str, version: str) -> None:
         one["versions"] = versions | ({"torch": version} if one["place"]["host"] == f"node-{number}" else {})
 
 
-def replace(run: Files, rank: str, uuid: str) -> None:
-    """Put another GPU in the place of that of a rank."""
-    text = json.dumps([run.lines, run.run])
-    run.lines, run.run = json.loads(text.replace(f'"GPU-{rank}"', f'"{uuid}"'))
+def replace(run: Files, before: str, after: str) -> None:
+    """Put JSON, such as the UUID of a GPU, in the place of other JSON, wherever it is."""
+    run.lines, run.run = json.loads(json.dumps([run.lines, run.run]).replace(before, after))
 
 
 def add(run: Files, line: str) -> None:
@@ -295,7 +305,7 @@ def judged_with(run: Files, *options: str) -> None:
 def leave(run: Files, arms: str, rank: str, rounds: str) -> None:
     """Take a rank out of blocks."""
     for line in [*run.blocks(arms, rounds), *run.windows(arms, rounds)]:
-        _only(line, [one for one in line["ranks"] if one != int(rank)])
+        only(line, [one for one in line["ranks"] if one != int(rank)])
 
 
 def unwatched(run: Files, arms: str, rounds: str = "0-999") -> None:
@@ -347,24 +357,10 @@ def lose(run: Files, host: str, study: str, rounds: str) -> None:
             of_ranks = {one["rank"]: one for one in line["ranks"]}
             line |= {"ranks": [of_ranks[rank] | {"rank": i} for i, rank in enumerate(there)], "gang": 1}
         elif "ranks" in line:
-            _only(line, there)
+            only(line, there)
             line |= {"ranks": [there.index(rank) for rank in line["ranks"]], "gang": 1}
     lost = {"kind": "lost", "hosts": [host], "message": f"{host} did not answer"}
     run.lines[at:] = [lost, {"kind": "gang", "gang": 1, "ranks": [gang["ranks"][rank] for rank in there]}, *after]
-
-
-def unfit(_: Any, __: str, run: str, thresholds: str) -> dict[str, dict[str, Any]]:
-    """Facts of a session that finds the nodes of a run, before it launches anything: those that it leaves out."""
-    from pytest_ddpscale.judge.checks import unfit_nodes
-    from pytest_ddpscale.run.run_directory import RunDirectory
-    from pytest_ddpscale.run.survey_record import surveys_of
-    from pytest_ddpscale.thresholds.cases import cases_for
-    from pytest_ddpscale.thresholds.loading import load_thresholds
-
-    directory, file = RunDirectory(Path(run)), load_thresholds(THRESHOLDS / thresholds)
-    plan, surveys = directory.read_plan(), surveys_of(directory.read_records())
-    asked = cases_for(file, plan.sku, plan.layout), plan, surveys, datetime.now(timezone.utc).date()
-    return {"left out": {"unfit": [*unfit_nodes(*asked)], "hopeless": [*unfit_nodes(*asked, hopeless=True)]}}
 
 
 _ALL = (

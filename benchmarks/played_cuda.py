@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from reporting import argument_parser, row, table
+from reporting import arguments, row, run, table
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the tests' played GPUs
@@ -121,68 +120,55 @@ def play(scenario: Scenario, libraries: Path, folder: Path) -> dict[str, Any]:
     given, began = {"settings": GPU_BOUND} | scenario.machine, time.monotonic()
     with PlayedCuda(libraries, folder / "machine", scenario.played, **given) as machine:
         environment = machine.environment(PYTHON=sys.executable, **scenario.environ)
-        with (folder / "output.log").open("w") as output:
-            how: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-            process = subprocess.Popen(command, cwd=site, env=environment, start_new_session=True, **how)
-            try:
-                exit_code = process.wait(scenario.limit_s)
-            except subprocess.TimeoutExpired:
-                exit_code = None
-            finally:
-                process.kill()
+        ended = run(command, site, folder / "output.log", environment, scenario.limit_s)
         seconds = time.monotonic() - began
         deadline_s = time.monotonic() + SETTLING_S
         while (left := list(left_behind(str(folder)))) and time.monotonic() < deadline_s:
             time.sleep(0.1)
         for one in left:
             psutil.Process(int(one.split()[0])).kill()
-    lines = [line for line in (folder / "output.log").read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in ended.said.splitlines() if line.strip()]
     headline = next((line for line in lines if line.startswith(OUTCOMES)), (lines or [""])[-1])
     named = _named(site / "run" / "verdicts.json")
-    wrong = _wrong(scenario, named) | {
-        "exit code": exit_code not in scenario.exit_codes, "left behind": bool(left),
+    # A GPU that was lost before cannot tell its UUID.
+    lost = scenario.machine.get("lost", ())
+    right = {one: {(one, uuid_of(one)), (one, None) if one in lost else (one, uuid_of(one))} for one in scenario.named}
+    wrong = {f"GPU {one} is not named": not its & named for one, its in right.items()}
+    wrong |= {f"GPU {one} is named": one not in right for one, _ in named if one is not None} | {
+        "exit code": ended.code not in scenario.exit_codes, "left behind": bool(left),
         f"does not say {scenario.says!r}": not re.search(scenario.says, "\n".join(lines)),
-        "the run cannot be read": any(UNREADABLE in line for line in lines),
+        "the run cannot be read": UNREADABLE in ended.said,
     }  # fmt: skip
-    said = ", ".join(f"{index} ({uuid[:12]}…)" if uuid else f"{index}" for index, uuid in named)
+    said = ", ".join(sorted(f"{index} ({uuid[:12]}…)" if uuid else f"{index}" for index, uuid in named))
     return {
-        "row": scenario.name, "exit code": "limit" if exit_code is None else exit_code, "seconds": f"{seconds:.0f}",
+        "row": scenario.name, "exit code": "limit" if ended.code is None else ended.code, "seconds": f"{seconds:.0f}",
         "named": said or "–", "left behind": ", ".join(left) or "nothing",
         "as expected": ", ".join(what for what, is_so in wrong.items() if is_so) or YES, "first line": headline,
     }  # fmt: skip
 
 
-def _wrong(scenario: Scenario, named: Sequence[tuple[int | None, str | None]]) -> dict[str, bool]:
-    # A GPU that was lost before cannot tell its UUID.
-    lost = scenario.machine.get("lost", ())
-    right = {one: {(one, uuid_of(one)), *([(one, None)] if one in lost else [])} for one in scenario.named}
-    wrong = {f"GPU {one} is not named": not right[one] & {*named} for one in right}
-    return wrong | {f"GPU {one} is named": one not in right for one, _ in named if one is not None}
-
-
-def _named(verdicts: Path) -> list[tuple[int | None, str | None]]:
+def _named(verdicts: Path) -> set[tuple[int | None, str | None]]:
     """NVML's index and UUID of the GPUs that verdicts name."""
-    if not verdicts.exists():
-        return []
-    found = json.loads(verdicts.read_text(encoding="utf-8"))["verdicts"]
+    found = json.loads(verdicts.read_text(encoding="utf-8"))["verdicts"] if verdicts.exists() else []
     places = [one["places"][0] for verdict in found for one in verdict["culprits"]]
-    return sorted({(place.get("index"), place.get("uuid")) for place in places if len(place) > 1})
+    return {(place.get("index"), place.get("uuid")) for place in places if len(place) > 1}
 
 
 def main() -> int:
     """Play what is asked for, and print each row as it ends."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--match", default="", metavar="TEXT", help="only rows with this in their name")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep each row's site and output in this new folder")
-    arguments = parser.parse_args()
+    given = arguments(
+        __doc__,
+        match=("", "only rows with this in their name"),
+        keep=(Path, "keep each row's site and output in this new folder"),
+    )
     if reason := reason_not_to_build():
         print(reason, file=sys.stderr)
         return 2
     rows = []
     with tempfile.TemporaryDirectory(prefix="played-cuda-") as temporary:
         libraries = build(Path(temporary))
-        for scenario in (one for one in SCENARIOS if arguments.match in one.name):
-            folder = (arguments.keep or Path(temporary)).resolve() / scenario.name
+        for scenario in (one for one in SCENARIOS if given.match in one.name):
+            folder = (given.keep or Path(temporary)).resolve() / scenario.name
             folder.mkdir(parents=True)
             rows.append(play(scenario, libraries, folder))
             print(row(*rows[-1].values()) if rows[1:] else table(list(rows[0]), [list(rows[0].values())]), flush=True)

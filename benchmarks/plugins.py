@@ -9,7 +9,6 @@ also tried in a short session with real ranks. Prints a Markdown table; exit cod
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -22,10 +21,12 @@ import tempfile
 import venv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 
 from oracle import ROOT, unpack
-from reporting import argument_parser, row, table
+from reporting import argument_parser, in_a_fork, row, table
 
 # Stored run → its SKU and exit code.
 RUNS = {"recorded-cpu": ("cpu", 0), "recorded-a100-slow-gpu": ("a100-sxm4-80gb", 1)}
@@ -37,20 +38,19 @@ LIMIT_S = 300
 
 # Never blocked: what this plugin needs, and pytest-xdist, whose options other plugins read if it is installed.
 NEEDED = ("pytest-ddpscale", "pytest-json-report", "pytest-metadata", "pytest-xdist")
-Expected = str  # same, refused, some or broken
 
 
 @dataclass(frozen=True)
 class Found:
     """What a session came to; `verdicts` by requirement are empty if nothing was judged."""
 
-    code: int
+    code: int | None
     verdicts: dict[str, str]
     said: str
 
 
-def rows() -> Iterator[tuple[list[str], Expected, bool]]:
-    """A command each: plugin (or python) and arguments; what is expected; whether ranks are tried, too."""
+def rows() -> Iterator[tuple[list[str], str, bool]]:
+    """A command each: plugin (or python) and arguments; same, refused, some or broken; whether ranks are tried, too."""
     for line in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             command, _, expected = line.partition(" : ")
@@ -62,27 +62,27 @@ def make_environment(folder: Path, names: Iterable[str]) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-        packages = subprocess.check_output(
-            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
-        )
+        (packages,) = folder.glob("lib/*/site-packages")
         here = [str(ROOT), *(path for path in sys.path if path.endswith("-packages"))]
-        Path(packages.strip(), "here.pth").write_text("\n".join(here), encoding="utf-8")
+        (packages / "here.pth").write_text("\n".join(here), encoding="utf-8")
         subprocess.run([python, "-m", "pip", "install", "--quiet", *sorted({*names} - {"python"})], check=True)
     return python
 
 
-def plugins_in(python: Path) -> dict[str, tuple[str, list[str]]]:
+def plugins_in(folder: Path) -> dict[str, tuple[str, list[str]]]:
     """Version and names of the plugins of each distribution."""
-    code = (
-        "import json, importlib.metadata as m; print(json.dumps({d.name.replace('_', '-').lower(): (d.version, "
-        "[e.name for e in d.entry_points if e.group == 'pytest11']) for d in m.distributions()}))"
-    )
-    found: dict[str, tuple[str, list[str]]] = json.loads(subprocess.check_output([python, "-c", code], text=True))
-    return {name: (version, plugins) for name, (version, plugins) in found.items() if plugins}
+    every = [*distributions(path=[*map(str, folder.glob("lib/*/site-packages"))]), *distributions()]
+    plugins = {one: [point.name for point in one.entry_points if point.group == "pytest11"] for one in every[::-1]}
+    return {one.name.replace("_", "-").lower(): (one.version, names) for one, names in plugins.items() if names}
 
 
-def judged(run: str, python: Sequence[str | Path], arguments: Sequence[str], blocked: Sequence[str]) -> Found:
-    """A stored run, judged without these plugins; ``real`` measures a short one."""
+def judged(python: Path, blocked: Iterable[str], arguments: Sequence[str], run: str) -> Found:
+    """A stored run, judged without these plugins on a terminal; ``real`` measures a short one."""
+    flags, *others = ["-O"] * ("-O" in arguments), *(one for one in arguments if one != "-O")
+    # PYTHONOPTIMIZE is for ranks, too.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "DDPSCALE"))}
+    environment |= {"PYTEST_ADDOPTS": " ".join(f"-p no:{name}" for name in blocked), "COLUMNS": "100", "TERM": "xterm"}
+    environment |= {"PYTHONOPTIMIZE": "1"} if flags else {}
     with tempfile.TemporaryDirectory(prefix="plugins-site-") as temporary:
         site = Path(temporary)
         shutil.copytree(ROOT / "acceptance", site / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
@@ -90,30 +90,22 @@ def judged(run: str, python: Sequence[str | Path], arguments: Sequence[str], blo
         if run in RUNS:
             unpack(run, site / "run")
             options = [f"--gpu-sku={RUNS[run][0]}", "--ddp-judge=run"]
-        options.append(f"--thresholds={ROOT / 'thresholds.yaml'}")
-        code, said = on_terminal([*python, "-m", "pytest", *options, *arguments], site, blocked)
+        thresholds = f"--thresholds={ROOT / 'thresholds.yaml'}"
+
+        def on_terminal() -> int:
+            os.chdir(site)
+            os.environ.clear()
+            os.environ |= environment
+            command = [str(python), *flags, "-m", "pytest", *options, thresholds, *others]
+            return os.waitstatus_to_exitcode(pty.spawn(command))
+
+        ended = in_a_fork(on_terminal, site / "said", LIMIT_S)
         file = site / "run" / "verdicts.json"
         verdicts = json.loads(file.read_text(encoding="utf-8"))["verdicts"] if file.exists() else []
-        return Found(code, {one["id"]: one["outcome"] for one in verdicts}, said)
+        return Found(ended.code, {one["id"]: one["outcome"] for one in verdicts}, ESCAPES.sub("", ended.said))
 
 
-def on_terminal(command: Sequence[str | Path], folder: Path, blocked: Sequence[str]) -> tuple[int, str]:
-    """Exit code and output of pytest on a terminal."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "DDPSCALE"))}
-    environment |= {"PYTEST_ADDOPTS": " ".join(f"-p no:{name}" for name in blocked), "COLUMNS": "100", "TERM": "xterm"}
-    environment |= {"PYTHONOPTIMIZE": "1"} if "-O" in command else {}  # for ranks, too
-    here, there = pty.openpty()
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=there, stdout=there, stderr=there)
-    os.close(there)
-    read = []
-    with contextlib.suppress(OSError):  # the end of a terminal
-        while part := os.read(here, 65536):
-            read.append(part)
-    os.close(here)
-    return process.wait(LIMIT_S), ESCAPES.sub("", b"".join(read).decode(errors="replace"))
-
-
-def differences(expected: Expected, found: Found, without: Found) -> list[str]:
+def differences(expected: str, found: Found, without: Found) -> list[str]:
     """What is not as expected; nothing if all is."""
     if expected == "refused":
         errors = [line for line in found.said.splitlines() if line.startswith("ERROR: ")]
@@ -135,7 +127,7 @@ def differences(expected: Expected, found: Found, without: Found) -> list[str]:
     return wrong
 
 
-def remark(expected: Expected, found: Found) -> str:
+def remark(expected: str, found: Found) -> str:
     """How a refusal begins, or what a row comes to."""
     if expected == "refused":
         return f"refused: {re.findall(r'(?m)^ERROR: ([^;.]*)', found.said)[0]}"
@@ -149,36 +141,33 @@ def main() -> int:
     parser.add_argument("--environment", type=Path, metavar="DIR", help="keep it there, or use it; default: temporary")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some plugins")
     given = parser.parse_args()
-    wrong: list[str] = []
-    asked = [one for one in rows() if not given.only or one[0][0] in given.only]
+    is_wrong, asked = False, [one for one in rows() if not given.only or one[0][0] in given.only]
     print(table(("plugin", "version", "arguments", "exit codes", "remark"), ()))
     with tempfile.TemporaryDirectory(prefix="plugins-") as temporary:
-        python = make_environment((given.environment or Path(temporary)).resolve(), (one[0][0] for one in asked))
-        known = plugins_in(python)
+        folder = (given.environment or Path(temporary)).resolve()
+        python = make_environment(folder, (one[0][0] for one in asked))
+        known = plugins_in(folder)
         everything = [name for of, (_, names) in known.items() for name in names if of not in NEEDED]
-        without = {run: judged(run, [python], [], everything) for run in RUNS}
+        without = {run: judged(python, everything, (), run) for run in RUNS}
         for run, (_, code) in RUNS.items():
             assert without[run].code == code, without[run].said
         for (name, *arguments), expected, is_real in asked:
             version, own = known.get(name, (platform.python_version(), []))
-            blocked = [one for one in everything if one not in own]
-            options = [one for one in arguments if one != "-O"]
-            interpreter: list[str | Path] = [python, *["-O"] * ("-O" in arguments)]
-            found = {run: judged(run, interpreter, options, blocked) for run in RUNS}
-            of_row = [text for run in RUNS for text in differences(expected, found[run], without[run])]
+            session = partial(judged, python, [one for one in everything if one not in own], arguments)
+            found = {run: session(run) for run in RUNS}
+            wrong = [text for run in RUNS for text in differences(expected, found[run], without[run])]
             if is_real:
-                real = judged("real", interpreter, options, blocked)
+                real = session("real")
                 # Not whether bounds are met, which a busy machine may miss.
                 is_measured = real.verdicts and {"error", "not_measured"}.isdisjoint(real.verdicts.values())
-                of_row += [] if is_measured else [f"measuring failed: {real.said}"]
+                wrong += [] if is_measured else [f"measuring failed: {real.said}"]
             codes = ", ".join(str(one.code) for one in found.values())
-            said = "; ".join(of_row) or remark(expected, found["recorded-cpu"]) + ", measured, too" * is_real
+            said = "; ".join(wrong) or remark(expected, found["recorded-cpu"]) + ", measured, too" * is_real
             print(row(name, version, " ".join(arguments), codes, said), flush=True)
-            wrong += [f"{name}: {text}" for text in of_row]
-            if of_row:
+            if wrong:
                 print(*(one.said for one in found.values()), sep="\n", file=sys.stderr)
-    print(*wrong, sep="\n", file=sys.stderr)
-    return int(bool(wrong))
+            is_wrong |= bool(wrong)
+    return int(is_wrong)
 
 
 if __name__ == "__main__":

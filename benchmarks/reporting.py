@@ -12,12 +12,12 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,42 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not a whole number from 1 up")
     return value
+
+
+def arguments(description: str | None, **options: tuple[Any, str]) -> argparse.Namespace:
+    """Those of the command line.
+
+    Args:
+        description: the script's docstring.
+        options: by name the usual value, the type of one that has none, or choices of which the first is usual; and
+            what it is. A usual value that is a count has to be one.
+    """
+    parser = argument_parser(description)
+    for name, (usual, about) in options.items():
+        kind = usual if isinstance(usual, type) else type(usual)
+        how: dict[str, Any] = {"type": kind, "default": None if usual is kind else usual}
+        if kind is tuple:
+            how = {"choices": usual, "default": usual[0]}
+        elif kind is int and usual:
+            how["type"] = positive_int
+        parser.add_argument(f"--{name.replace('_', '-')}", help=f"{about} (%(default)s)", **how)
+    return parser.parse_args()
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "str": str, "int": int, "float": float, "bool": bool, "Path": Path,
+    "tuple[str, ...]": lambda text: tuple(text.split(",")),
+    "tuple[int, ...]": lambda text: tuple(map(int, text.split(","))),
+}  # fmt: skip
+
+
+def typed(kind: type, words: Iterable[str]) -> dict[str, Any]:
+    """Values of fields of a data class from words such as ``gpus=8``, the last of each. Raises ValueError."""
+    types = {one.name: str(one.type) for one in fields(kind)}
+    given = dict(word.split("=", 1) for word in words)
+    if unknown := given.keys() - types:
+        raise ValueError(f"found {', '.join(unknown)}; expected fields of {kind.__name__}")
+    return {key: READERS[types[key]](value) for key, value in given.items()}
 
 
 def row(*cells: object) -> str:
@@ -122,27 +158,49 @@ def keep(path: Path | None, benchmark: str, result: dict[str, Any]) -> None:
     write_atomically(path, strict_json(about | result) + "\n")
 
 
-def in_a_fork(work: Callable[[], Any], said: Path, limit_s: float = math.inf) -> tuple[int | None, float]:
-    """Work in a fork, which writes to a file. Returns exit code, None if it had to be killed, and CPU seconds."""
+class Ended(NamedTuple):
+    """How work in a process of its own ended: exit code, None if it had to be killed; what it took; what it printed."""
+
+    code: int | None
+    cpu_s: float
+    mib: float
+    said: str
+
+
+def in_a_fork(work: Callable[[], Any], said: Path, limit_s: float = math.inf) -> Ended:
+    """Work in a fork, which writes to a file and reads nothing; with CPU and memory of its children."""
     if (child := os.fork()) == 0:
         _become(work, said)
-    deadline_s = time.monotonic() + limit_s
-    while True:
-        ended, status, usage = os.wait4(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-        if time.monotonic() > deadline_s:
-            os.kill(child, signal.SIGKILL)
-            os.wait4(child, 0)
-            return None, limit_s
+    deadline_s, ended = time.monotonic() + limit_s, 0
+    while not ended:
         time.sleep(0.005)
+        if is_late := time.monotonic() > deadline_s:
+            os.kill(child, signal.SIGKILL)
+        ended, status, used = os.wait4(child, 0 if is_late else os.WNOHANG)
+    code = None if is_late else os.waitstatus_to_exitcode(status)
+    text = said.read_text(encoding="utf-8", errors="backslashreplace")
+    return Ended(code, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, text)
+
+
+def run(
+    command: Sequence[str | Path], folder: Path, said: Path, environment: Mapping[str, str], limit_s: float = math.inf
+) -> Ended:
+    """A command in a folder."""
+
+    def become() -> None:
+        os.chdir(folder)
+        os.execvpe(command[0], [*map(str, command)], environment)
+
+    return in_a_fork(become, said, limit_s)
 
 
 def _become(work: Callable[[], Any], said: Path) -> None:
     code = 1
     try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         for number in (1, 2):
-            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
+            os.dup2(file, number)
         sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
         code = int(work() or 0)
     except SystemExit as ended:

@@ -27,7 +27,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from reporting import argument_parser, keep, orders, positive_int, table
+from reporting import arguments, keep, orders, table
 
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.node.survey import visible_gpus
@@ -134,16 +134,17 @@ def played_node() -> Iterator[list[str]]:
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--batch-size", type=positive_int, default=16)
-    parser.add_argument("--image-size", type=positive_int, default=64)
-    parser.add_argument("--rounds", type=positive_int, default=30, help="at least 2 (%(default)s)")
-    parser.add_argument("--block-s", type=float, default=2.0, help="length of a block (%(default)s)")
-    parser.add_argument("--poll-s", type=float, default=POLL_S, help="seconds between two polls (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the blocks")
-    return parser.parse_args()
+    return arguments(
+        __doc__,
+        json=(Path, "write the result to this file"),
+        model=("resnet18", "of torchvision"),
+        batch_size=(16, "images"),
+        image_size=(64, "pixels"),
+        rounds=(30, "of two blocks, at least 2"),
+        block_s=(2.0, "length of a block"),
+        poll_s=(POLL_S, "seconds between two polls"),
+        seed=(0, "of the order of the blocks"),
+    )
 
 
 def main() -> int:
@@ -171,8 +172,7 @@ def main() -> int:
     print(table(header, [(trained_on, len(rounds), f"{ratio.value:.4f}", ends, f"{cpu_s_per_s:.4f}")]))
     print(f"expected: at least {EXPECTED_RATIO:g} with / without")
     result = {
-        "settings": {name: value for name, value in vars(given).items() if name != "json"}, "trained_on": trained_on,
-        "driver": "real" if uuids else "stand-in", "sampled_gpus": len(read), "expected_ratio": EXPECTED_RATIO,
+        "settings": vars(given) | {"json": None}, "trained_on": trained_on, "sampled_gpus": len(read),
         "ratio": ratio._asdict(), "cpu_s_per_s": cpu_s_per_s, "rounds": [asdict(one) for one in rounds],
     }  # fmt: skip
     keep(given.json, "sampler_overhead", result)

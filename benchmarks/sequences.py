@@ -17,12 +17,11 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from reporting import Share, argument_parser, positive_int, table
+from reporting import Share, arguments, table, typed
 
 from pytest_ddpscale.judge.stats import estimate, intervals, t_quantile
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
@@ -127,15 +126,13 @@ class Scenario:
 
 def scenarios() -> Iterator[Scenario]:
     """Those of the list."""
-    kinds, group = {one.name: one.type for one in fields(Scenario)}, ""
+    group = ""
     for line in LISTED.read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
             group = line[2:]
         elif line:
             words, _, name = line.partition(" : ")
-            given = dict(word.split("=") for word in words.split())
-            values: dict[str, Any] = {k: v if kinds[k] == "str" else float(v) for k, v in given.items()}
-            yield Scenario(group, name, **values)
+            yield Scenario(group, name, **typed(Scenario, words.split()))
 
 
 def verdicts(logs: FloatArray, limit: int) -> FloatArray:
@@ -161,8 +158,7 @@ class Endings:
 
     above: float
     below: float
-    wrong: float
-    wrong_interval: tuple[float, float]
+    wrong: Share
     rounds: float
     coverage: float | None
 
@@ -193,7 +189,7 @@ def endings(scenario: Scenario, name: str, logs: FloatArray, limit: int) -> Endi
             missed += int(((found.low > truth) | (found.high < truth)).sum())
         coverage = 1 - missed / len(logs)
     sides = float((decided == 1).mean()), float((decided == -1).mean())
-    return Endings(*sides, wrong.value, wrong.interval, float(rounds.mean()), coverage)
+    return Endings(*sides, wrong, float(rounds.mean()), coverage)
 
 
 def row_of(scenario: Scenario, runs: int, limit: int, seed: int) -> dict[str, Endings]:
@@ -212,12 +208,13 @@ def widths(runs: int, seed: int) -> dict[int, tuple[float, float]]:
 
 def main() -> int:
     """Run the script. Returns its exit code."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--runs", type=positive_int, default=2000, help="simulated runs a row (%(default)s)")
-    parser.add_argument("--limit", type=positive_int, default=PACES["cuda"].rounds, help="rounds (%(default)s)")
-    parser.add_argument("--match", default="", help="groups and names that contain this regular expression (all)")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    given = arguments(
+        __doc__,
+        runs=(2000, "simulated runs a row"),
+        limit=(PACES["cuda"].rounds, "rounds"),
+        match=("", "groups and names that contain this regular expression; all"),
+        seed=(0, "other seeds are other runs"),
+    )
     wanted = [one for one in scenarios() if re.search(given.match, f"{one.group}/{one.name}")]
     found = {one: row_of(one, given.runs, given.limit, given.seed) for one in wanted}
     print(f"{given.runs} runs a row, looks after rounds {FEWEST_ROUNDS} … {given.limit}")
@@ -236,7 +233,7 @@ def main() -> int:
         for rounds, (median, most) in half.items()
     ]
     print("\n" + table(("rounds", "median, σ", "80 %, σ", *(f"median at {sd:.1%}" for sd in NOISES)), widest))
-    return int(any(by_rule["verdict"].wrong_interval[0] > one.promise for one, by_rule in found.items()))
+    return int(any(by_rule["verdict"].wrong.interval[0] > one.promise for one, by_rule in found.items()))
 
 
 if __name__ == "__main__":

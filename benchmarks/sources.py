@@ -3,11 +3,10 @@
     python benchmarks/sources.py [THRESHOLDS] --copies DIR
     python benchmarks/sources.py
 
-DIR holds clones, bare or not, as DIR/owner+name/repo, DIR/owner+name or DIR/owner/name; files of commits that a clone
-lacks as DIR/owner+name@COMMIT/PATH. Without DIR only pages of this repository are read. In each case it checks that
-margins lead to the bounds, that published ratios follow from the numbers beside them, and the formulas of provisional
-rows. A published number agrees within half a unit of its last digit and 2 %, others within 1 %. Exit code 1 if one
-differs, a line is missing, or a published number is not in the list.
+DIR holds clones, bare or not, as DIR/owner/name. Without DIR only pages of this repository are read. In each case it
+checks that margins lead to the bounds, that published ratios follow from the numbers beside them, and the formulas of
+provisional rows. A published number agrees within half a unit of its last digit and 2 %, others within 1 %. Exit code 1
+if one differs, a line is missing, or a published number is not in the list.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache
@@ -48,27 +47,21 @@ class Wrong(Exception):
 
 @cache
 def files_of(copies: Path | None, at: str, path: str) -> Files | None:
-    """The file of ``owner/name@commit``, or all that a pattern with * matches; None without a copy of the commit.
+    """The file of ``owner/name@commit``, or all that a pattern with * matches; None without a clone of the commit.
 
     Args:
-        copies: folder of clones, bare or not: owner+name/repo, owner+name or owner/name; files of commits that a clone
-            lacks as owner+name@COMMIT/PATH.
+        copies: folder of clones, bare or not, as owner/name.
         at: repository and commit, or ``this repository``.
         path: in the repository.
     """
     if at == HERE:
         return [(path, (ROOT / path).read_text(encoding="utf-8"))]
-    if copies is None:
-        return None
     name, _, commit = at.partition("@")
-    owned = name.replace("/", "+")
-    for folder in (copies / owned / "repo", copies / owned, copies / name):
-        paths = _git(folder, "ls-tree", "-r", "--name-only", "-z", commit) if folder.is_dir() else None
-        if paths is not None:
-            found = [one for one in paths.split("\0") if fnmatch(one, path)]
-            return [(one, _git(folder, "show", f"{commit}:{one}") or "") for one in found]
-    folder = copies / f"{owned}@{commit}"
-    return [(str(one.relative_to(folder)), one.read_text("utf-8")) for one in sorted(folder.glob(path))] or None
+    paths = _git(copies / name, "ls-tree", "-r", "--name-only", "-z", commit) if copies else None
+    if copies is None or paths is None:
+        return None
+    found = (one for one in paths.split("\0") if fnmatch(one, path))
+    return [(one, _git(copies / name, "show", f"{commit}:{one}") or "") for one in found]
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -180,15 +173,13 @@ def _names(file: ThresholdsFile, rows: Rows, key: Key) -> dict[str, Any]:
     """What the formula of a row may use: its workload or probe, other rows' values and bounds, the batch, the peak."""
     sku, _, subject, _ = key
 
-    def of_row(read: Callable[[Requirement], float]) -> Callable[..., float]:
-        def number(metric: str, subject: str = subject, size: object = 1, of: str = sku) -> float:
-            return read(rows[of, metric, subject, str(size)])
-
-        return number
+    def row(metric: str, subject: str = subject, size: object = 1, of: str = sku) -> Requirement:
+        return rows[of, metric, subject, str(size)]
 
     entry = file.thresholds.skus[sku]
     batch = entry.workloads[subject].batch_size if subject in entry.workloads else None
-    numbers = {"value": of_row(value_of), "bound": of_row(lambda one: one.bound)}
+    numbers = {"value": lambda *key, **more: value_of(row(*key, **more))}
+    numbers["bound"] = lambda *key, **more: row(*key, **more).bound
     return {"subject": subject, "batch": batch, "peak": entry.peak, **numbers}
 
 
@@ -207,28 +198,23 @@ def main() -> int:
     except BadInput as error:
         parser.error(str(error))
     listed = yaml.safe_load(options.list.read_text(encoding="utf-8"))
-    counts, unread = defaultdict[str, Counter[str]](Counter), set[str]()
-    problems = [*source_problems(file, listed, options.copies, counts, unread)]
-    checks = list(arithmetic(file, listed["formulas"]))
-    problems += [wrong for _, wrong in checks if wrong]
-    of = counts | {"all": sum(counts.values(), Counter[str]())}
-    print(table(("source", *COLUMNS), [(name, *(found[one] for one in COLUMNS)) for name, found in of.items()]))
-    if unread:
-        print("not read, for lack of", f"copies of {', '.join(sorted(unread))}" if options.copies else "--copies")
+    sources, checks = [*source_checks(file, listed, options.copies)], [*arithmetic(file, listed["formulas"])]
+    counts = Counter((name, column) for source, _, column, _ in sources if source for name in (source, "all"))
+    names = [*dict.fromkeys(source for source, *_ in sources if source), "all"]
+    print(table(("source", *COLUMNS), [(name, *(counts[name, one] for one in COLUMNS)) for name in names]))
+    if unread := sorted({at for _, at, column, _ in sources if column == "not read"}):
+        print("not read, for lack of", f"copies of {', '.join(unread)}" if options.copies else "--copies")
     kinds = Counter(kind for kind, _ in checks)
     print("arithmetic:", ", ".join(f"{kinds[kind]} {kind}s" for kind in ("margin", "ratio", "formula")))
+    problems = [wrong for *_, wrong in (*sources, *checks) if wrong]
     print(*problems, f"{len(problems)} problems", sep="\n")
     return min(len(problems), 1)
 
 
-def source_problems(
-    file: ThresholdsFile,
-    listed: Mapping[str, Any],
-    copies: Path | None,
-    counts: dict[str, Counter[str]],
-    unread: set[str],
-) -> Iterator[str]:
-    """Compares published rows with the lines of a list; counts them by source and outcome, and notes missing copies."""
+def source_checks(
+    file: ThresholdsFile, listed: Mapping[str, Any], copies: Path | None
+) -> Iterator[tuple[str, str, str, str]]:
+    """Compares published rows with a list's lines: source, repository, one of `COLUMNS`, what is wrong or nothing."""
     names = {" ".join(text.split()): name for layer in file.layers for name, text in layer.form.sources.items()}
     left = {key: one for key, one in rows_of(file).items() if one.source.reference}
     for block in listed["sources"]:
@@ -236,22 +222,20 @@ def source_problems(
         files = {name: files_of(copies, at, path) for name, path in block.get("files", {}).items()}
         lines = {name: reader(line, seen) for name, line in (listed["lines"] | block.get("lines", {})).items()}
         column = "not stored" if "unstored" in block else "not read" if None in files.values() else "compared"
-        unread |= {at} if column == "not read" else set()
         for key, expression in (one for row in block["rows"] for one in listed_values(row)):
             one, what = left.pop(key, None), f"{' '.join(key)}: {source}, {at or block['unstored']}"
             text = "" if one is None else " ".join(str(one.source.reference).split())
             if one is None or names.get(text) != source:
-                yield f"{what}: {file.path} has no such row of this source"
+                yield "", at, "", f"{what}: {file.path} has no such row of this source"
                 continue
-            counts[source][column] += 1
-            if not _cites(text, at):
-                yield f"{one.where}: {what}: its source cites another commit"
             seen.clear()
-            names_of_files = {**lines, **files}
-            wrong = difference(expression, names_of_files, value_of(one), last_digit(value_of(one)))
-            if wrong and column != "not read":
-                yield f"{one.where}: {what}: {wrong}; read {'; '.join(seen[:4]) or 'nothing'}{' …' * (len(seen) > 4)}"
-    yield from (f"{one.where}: {' '.join(key)}: published, but not in the list" for key, one in left.items())
+            wrong = difference(expression, lines | files, value_of(one), last_digit(value_of(one)))
+            read = f"{'; '.join(seen[:4]) or 'nothing'}{' …' * (len(seen) > 4)}"
+            wrong = f"{wrong}; read {read}" if wrong and column != "not read" else ""
+            wrong = wrong if _cites(text, at) else "its source cites another commit"
+            yield source, at, column, wrong and f"{one.where}: {what}: {wrong}"
+    for key, one in left.items():
+        yield "", "", "", f"{one.where}: {' '.join(key)}: published, but not in the list"
 
 
 def last_digit(written: float) -> float:

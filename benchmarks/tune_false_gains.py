@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from reporting import argument_parser, positive_int, row, table
+from reporting import arguments, row, table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -25,9 +25,7 @@ GAINING = "static_graph=True"
 
 def main() -> None:
     """Print a line for each deviation between launches."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--runs", type=positive_int, default=100)
-    seeds = range(parser.parse_args().runs)
+    seeds = range(arguments(__doc__, runs=(100, "of each kind")).runs)
     print(table(("launches differ by", "recommend nothing's gain", "after one launch", "find 5 %", "find 10 %"), ()))
     for launch_sd in (0.0, 0.01, 0.03):
         nothing = [PlayedTune(gains={}, seed=seed, launch_sd=launch_sd).measured() for seed in seeds]

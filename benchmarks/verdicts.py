@@ -27,9 +27,9 @@ import re
 import sys
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -37,12 +37,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from oracle_runs import in_rounds
-from reporting import Share, argument_parser, positive_int, row, table
+from oracle_runs import CONFIDENCE, until_decided
+from reporting import Share, argument_parser, positive_int, row, table, typed
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.judge.coverage import coverage_of
-from pytest_ddpscale.judge.judge import Decider, judge
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.links import slow_links
 from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.plan.arm import Arm
@@ -63,7 +63,6 @@ from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
 TABLES = Path(__file__).with_name("verdicts")
-CONFIDENCE, LEAST_LOSS = 0.95, 0.01
 PACKAGED = packaged("thresholds.yaml")
 # A SKU without a rejecting published bound accepts nobody: no sign of a fault.
 UNCALIBRATED = "no published bound covers all devices"
@@ -109,7 +108,6 @@ class Scenario:
     workloads: tuple[str, ...] = ()
     noise: float = 0.3
     sd: float = 1.0
-    correlation: float = 0.0
     slow: float = 0.0
     count: int = 1
     faults: tuple[str, ...] = ()
@@ -148,16 +146,8 @@ class Scenario:
         return parse_faults(texts, layout)
 
 
-READERS: dict[str, Callable[[str], Any]] = {
-    "str": str, "int": int, "float": float, "bool": bool, "Path": Path,
-    "tuple[str, ...]": lambda text: tuple(text.split(",")),
-    "tuple[int, ...]": lambda text: tuple(map(int, text.split(","))),
-}  # fmt: skip
-
-
 def scenarios(table: str, text: str, more: Sequence[str] = ()) -> Iterator[Scenario]:
     """Those of the lines of a table, with more words for all. Raises ValueError and BadInput."""
-    readers = {one.name: READERS[str(one.type)] for one in fields(Scenario)}
     shared: list[str] = []
     for line in text.splitlines():
         words, *told = line.split(" : ")
@@ -167,12 +157,9 @@ def scenarios(table: str, text: str, more: Sequence[str] = ()) -> Iterator[Scena
             continue
         skus, gpus, *own = words.split()
         for sku, size in product(skus.split(","), gpus.split(",")):
-            given = dict(word.split("=", 1) for word in (f"sku={sku}", f"gpus={size}", *shared, *own, *more))
-            if unknown := given.keys() - readers:
-                raise ValueError(f"{table}: found {', '.join(unknown)}; expected fields of Scenario: {line}")
+            given = typed(Scenario, (f"sku={sku}", f"gpus={size}", *shared, *own, *more))
             name, goals = (*told, "")[:2]
-            found = {key: readers[key](value) for key, value in given.items()}
-            scenario = Scenario(table, name, tuple(filter(None, goals.split("; "))), **found)
+            scenario = Scenario(table, name, tuple(filter(None, goals.split("; "))), **given)
             scenario.placed_faults(0, cluster_of(scenario, 0.0).layout)
             yield scenario
 
@@ -182,8 +169,7 @@ def cluster_of(scenario: Scenario, points: float) -> SimulatedCluster:
     """The cluster of a scenario, with so many points of efficiency above the published one, without its slow ranks."""
     options = ClusterOptions(
         scenario.sku, gpus=scenario.gpus or None, noise=scenario.noise / 100, workloads=scenario.workloads or None,
-        gpu_spread=scenario.sd / 100, hiccups=scenario.hiccups,
-        correlation=scenario.correlation, nic_gbps=scenario.nic,
+        gpu_spread=scenario.sd / 100, hiccups=scenario.hiccups, nic_gbps=scenario.nic,
     )  # fmt: skip
     cluster = open_cluster(_loaded(scenario.thresholds), options)
     expectations = {
@@ -254,20 +240,8 @@ class Session:
 
 def session(run: SimulatedRun, cluster: SimulatedCluster) -> Session:
     """Simulate a session that stops each study once all requirements on it are decided, and judge all."""
-    plan, decider = run.plan, Decider(run.plan, cluster.cases, CONFIDENCE)
-    found, rounds = list[AnyRecord](), dict[str, list[tuple[Arm, ...]]]()
-
-    def hear(records: Iterable[AnyRecord]) -> None:
-        for record in records:
-            decider.hear(record)
-            found.append(record)
-
-    hear(writing.before_measuring(run, cluster))
-    hear(() if plan.probes is None else writing.measured(run, plan.probes))
-    for study in plan.studies:
-        done = rounds[study.id] = []
-        hear(in_rounds(run, decider, study, lambda timed, *_, done=done: done.append(timed)))
-    found += writing.after_training(run, cluster)
+    plan, rounds = run.plan, defaultdict[str, list[tuple[Arm, ...]]](list)
+    found: list[AnyRecord] = [*until_decided(run, cluster, lambda study, timed, *_: rounds[study].append(timed))]
     blocks = [one for one in found if cluster.is_watched and isinstance(one, Block)]
     found += [writing.telemetry_of_turns([one], cluster.expectation(plan), run.faults) for one in blocks]
     evidence = evidence_of(plan, None, found)
@@ -373,45 +347,28 @@ def _linked(blamed: set[Culprit], scenario: Scenario, wrong: set[int]) -> set[in
     return wrong if any(c.kind in kinds and host in c.hosts for c in blamed) else set()
 
 
-@dataclass(frozen=True)
-class Row:
-    """Runs of a scenario."""
+def row_of(scenario: Scenario, endings: Sequence[Ending], set_aside: frozenset[str]) -> tuple[list[str], bool]:
+    """Of a line of the table, its cells, and whether it misses a goal, by the point estimate."""
+    runs, minutes = len(endings), [one.minutes for one in endings]
+    shares = {name: Share(sum(one.columns[name] for one in endings), runs) for name in endings[0].columns}
+    shares["caught"] = Share(sum(bool(one.missed - set_aside) for one in endings), runs)
 
-    scenario: Scenario
-    endings: Sequence[Ending]
-    set_aside: frozenset[str] = frozenset()
+    def is_missed(goal: str) -> bool:
+        column, side, percent = re.split(" ([<>]=) ", goal)
+        off = 100 * shares[column].value - float(percent)
+        return off < 0 if side == ">=" else off > 0
 
-    @property
-    def shares(self) -> dict[str, Share]:
-        """By column."""
-        ends = self.endings
-        found = {name: Share(sum(one.columns[name] for one in ends), len(ends)) for name in ends[0].columns}
-        return found | {"caught": Share(sum(bool(one.missed - self.set_aside) for one in ends), len(ends))}
+    by = Counter(one.by for one in endings).most_common(1)[0][0]
+    goals = "; ".join(f"{one} %{' **missed**' * is_missed(one)}" for one in scenario.goals)
+    of = (str(shares.get(name, "–")) for name in COLUMNS)
+    took = f"{sum(minutes) / runs:.1f}, {max(minutes):.1f}"
+    return [scenario.label, str(runs), *of, took, by, goals], any(map(is_missed, scenario.goals))
 
-    @property
-    def missed(self) -> list[str]:
-        """Goals that it misses, by the point estimate."""
-        found = []
-        for goal in self.scenario.goals:
-            column, side, percent = re.split(" ([<>]=) ", goal)
-            off = 100 * self.shares[column].value - float(percent)
-            found += [goal] if (off < 0 if side == ">=" else off > 0) else []
-        return found
 
-    @property
-    def most_missed(self) -> frozenset[str]:
-        """Requirements that more than half of the runs miss."""
-        counts = Counter(name for one in self.endings for name in one.missed)
-        return frozenset(name for name, count in counts.items() if 2 * count > len(self.endings))
-
-    def cells(self) -> list[str]:
-        """Of a line of the table."""
-        minutes, shares = [one.minutes for one in self.endings], self.shares
-        by = Counter(one.by for one in self.endings).most_common(1)[0][0]
-        goals = "; ".join(f"{one} %{' **missed**' * (one in self.missed)}" for one in self.scenario.goals)
-        took = f"{sum(minutes) / len(minutes):.1f}, {max(minutes):.1f}"
-        of = (str(shares.get(name, "–")) for name in COLUMNS)
-        return [self.scenario.label, str(len(minutes)), *of, took, by, goals]
+def most_missed(endings: Sequence[Ending]) -> frozenset[str]:
+    """Requirements that more than half of the runs miss."""
+    counts = Counter(name for one in endings for name in one.missed)
+    return frozenset(name for name, count in counts.items() if 2 * count > len(endings))
 
 
 COLUMNS = ("accepted", "rejected", "incomplete", "caught", "found", "named", "accused", "efficiency passed")
@@ -435,19 +392,20 @@ def main() -> int:
         wanted = [one for name, text in texts.items() for one in scenarios(name, text, given.more)]
     except (BadInput, OSError, ValueError) as error:
         parser.error(str(error))
-    rows: list[Row] = []
+    begun, sound, is_missed = "", dict[tuple[str, str], frozenset[str]](), False
     with ProcessPoolExecutor(given.jobs) as pool:
         for one in (one for one in wanted if re.search(given.match, one.label)):
-            before = [other for other in rows if other.scenario.table == one.table]
-            if not before:
-                print(f"\n{one.table}\n")
+            if one.table != begun:
+                begun = one.table
+                print(f"\n{begun}\n")
                 print(table(["scenario", "runs", *COLUMNS, "minutes", "by", "goal"], ()))
             runs = given.runs or one.runs
             found = list(pool.map(partial(measure, one, given.seed), range(runs), chunksize=max(1, runs // 8)))
-            first = next((other for other in before if other.scenario.sku == one.sku), Row(one, found))
-            rows.append(Row(one, found, first.most_missed))
-            print(row(*rows[-1].cells()), flush=True)
-    return int(any(one.missed for one in rows))
+            set_aside = sound.setdefault((begun, one.sku), most_missed(found))
+            cells, has_missed = row_of(one, found, set_aside)
+            is_missed |= has_missed
+            print(row(*cells), flush=True)
+    return int(is_missed)
 
 
 if __name__ == "__main__":

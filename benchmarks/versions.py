@@ -18,19 +18,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
-from reporting import argument_parser, row, table
+from reporting import argument_parser, row, run, table
 
 ROOT = Path(__file__).resolve().parents[1]
 LOWEST, MINORS = "lowest", [f"3.{minor}" for minor in range(10, 15)]
-OWN = f"3.{sys.version_info.minor}"
+OWN, PYTHON = f"3.{sys.version_info.minor}", "environment/bin/python"
 STORED_RUN = "recorded-a100-slow-gpu"
 LIMIT_S = 600
 # Words of uv, and what they mean.
@@ -77,9 +75,19 @@ skus:
       - {replica_agreement: {2: 1}, of: shufflenet-fp32, because: arithmetic}
 """
 SHORT = ("--gpu-sku=cpu", "--ddp-rounds=8", "--ddp-block=0.02s")
+Step = tuple[str, tuple[str | Path, ...], str]
+DDPSCALE = "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"
 SUITE = ("inference", "--model=shufflenet_v2_x0_5", "--image-size=32", "--batches=1", "--ddp-gpus-per-node=1")
-# Takes a folder, in which the first step makes `environment`. Gives what is told of it.
-Step = Callable[[Path], str]
+ORACLE = (ROOT / "benchmarks" / "oracle.py", "--check", "--facts-only", "--only", STORED_RUN)
+# What is run with each Python, and what it has to say; the suite writes the byte code of torch that several ranks would
+# each compile, and the job is measured away from the checkout.
+JUDGE: Step = ("same verdicts", (*ORACLE,), "")
+QUICK: tuple[Step, ...] = ("imports", ("-c", IMPORT_AND_COMPILE), ""), JUDGE
+WHOLE: tuple[Step, ...] = (
+    JUDGE,
+    ("suite", ("-c", DDPSCALE, "suite", *SUITE, *SHORT, "--ddp-run-dir=suite"), "img/s per rank"),
+    ("main job", ("-m", "pytest", *SHORT, "--ddp-run-dir=job"), "ACCEPTED: 3 of 3 requirements passed"),
+)
 
 
 class StepFailed(Exception):
@@ -91,109 +99,60 @@ class StepFailed(Exception):
         return next((said for words, said in EXCUSED.items() if words in str(self)), "")
 
 
-def run(*command: str | Path, folder: Path, expected: int = 0) -> str:
+def checked(*command: str | Path, folder: Path, says: str = "") -> str:
     """Run a command in a folder, outside this environment. Returns its output.
 
     Raises:
-        StepFailed: its exit code is another, or it takes too long.
+        StepFailed: it fails, takes too long, or does not say what it has to.
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith(OF_THIS_PYTHON)}
     pyenv = Path(environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
     environ["PATH"] = os.pathsep.join([environ["PATH"], *map(str, sorted(pyenv.glob("3.1*/bin"), reverse=True))])
     environ |= {"PYTHONPYCACHEPREFIX": str(folder / "byte-code"), "UV_PYTHON_DOWNLOADS": "never"}
-    try:
-        done = subprocess.run(
-            list(map(str, command)), cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise StepFailed(str(error)) from None
-    if done.returncode != expected:
-        raise StepFailed(f"{done.stdout.rstrip()}\nexit code {done.returncode}, expected {expected}")
-    return done.stdout
-
-
-def python_of(folder: Path) -> Path:
-    """The Python of its environment."""
-    return folder / "environment" / "bin" / "python"
+    ended = run(command, folder, folder / "said", environ, LIMIT_S)
+    if ended.code != 0 or says not in ended.said:
+        raise StepFailed(f"{ended.said.rstrip()}\nexit code {ended.code}")
+    return ended.said
 
 
 def install(wheel: Path | None, folder: Path) -> str:
     """Make the environment that the folder's name asks for, with a wheel or without torch. Gives its versions."""
-    uv, asked, packages = [sys.executable, "-m", "uv", "--quiet"], folder.name, [*PACKAGES]
+    uv, asked, packages = [sys.executable, "-m", "uv", "--quiet"], folder.name, PACKAGES if wheel else PACKAGES[2:]
     (folder / "overrides.txt").write_text(WITHOUT_TORCH, encoding="utf-8")
+    (folder / "thresholds.yaml").write_text(THRESHOLDS, encoding="utf-8")
     what: list[str | Path] = ["--override", "overrides.txt", "--editable", ROOT]
     if wheel is not None:
         lowest = ["--resolution", "lowest-direct"] if asked == LOWEST else []
         what = [*lowest, "--requirements", ROOT / "pyproject.toml", wheel]
-    else:
-        packages = packages[2:]
     for number, version in enumerate(minors := MINORS if asked == LOWEST else [asked], 1):
         try:
-            run(*uv, "venv", "--python", version, "environment", folder=folder)
+            checked(*uv, "venv", "--python", version, "environment", folder=folder)
             break
         except StepFailed as error:
             if not error.excuse or number == len(minors):
                 raise
-    run(*uv, "pip", "install", "--python", python_of(folder), *what, folder=folder)
-    return run(python_of(folder), "-c", ASK_VERSIONS, *packages, folder=folder).strip()
+    checked(*uv, "pip", "install", "--python", folder / PYTHON, *what, folder=folder)
+    return checked(folder / PYTHON, "-c", ASK_VERSIONS, *packages, folder=folder).strip()
 
 
-def import_and_compile(folder: Path) -> str:
-    """Import all modules but those that train, and compile those, too."""
-    run(python_of(folder), "-c", IMPORT_AND_COMPILE, folder=folder)
-    return "yes"
-
-
-def judge_stored_run(folder: Path) -> str:
-    """Judge the stored run of a slow GPU: verdicts, culprits and rows of the history are those of all versions."""
-    asked = ("--check", "--facts-only", "--only", STORED_RUN)
-    run(python_of(folder), ROOT / "benchmarks" / "oracle.py", *asked, folder=folder)
-    return "yes"
-
-
-def suite(folder: Path) -> str:
-    """Measure the shortest suite, whose one rank writes the byte code of torch that several would each compile."""
-    command = python_of(folder).with_name("ddpscale"), "suite", *SUITE, *SHORT, "--ddp-run-dir=suite"
-    if "img/s per rank" not in (said := run(*command, folder=folder)):
-        raise StepFailed(said)
-    return "yes"
-
-
-def main_job(folder: Path) -> str:
-    """Measure with real ranks, away from the checkout, judge and report."""
-    (folder / "thresholds.yaml").write_text(THRESHOLDS, encoding="utf-8")
-    said = run(python_of(folder), "-m", "pytest", *SHORT, "--ddp-run-dir=job", folder=folder)
-    if "ACCEPTED: 3 of 3 requirements passed" not in said:
-        raise StepFailed(said)
-    return "yes"
-
-
-def steps_with(wheel: Path | None) -> dict[str, Step]:
-    """What is tried, with a wheel or without torch."""
-    names = ("Python", *PACKAGES[0 if wheel else 2 :])
-    first: dict[str, Step] = {" | ".join(names): partial(install, wheel)}
-    if wheel is None:
-        return first | {"imports": import_and_compile, "same verdicts": judge_stored_run}
-    return first | {"same verdicts": judge_stored_run, "suite": suite, "main job": main_job}
-
-
-def try_steps(steps: Mapping[str, Step], folder: Path) -> dict[str, str]:
-    """What each step gives in that folder, or the output of one that fails."""
-    ended = dict[str, str]()
-    for name, step in steps.items():
+def try_steps(wheel: Path | None, folder: Path) -> dict[str, str]:
+    """What each step gives in that folder, or the output of one that fails; without an environment no other."""
+    try:
+        ended = {"": install(wheel, folder)}
+    except StepFailed as error:
+        return {"": f"{error.excuse or 'FAILED'}\n{error}"}
+    for name, arguments, says in WHOLE if wheel else QUICK:
         try:
-            ended[name] = step(folder)
+            checked(folder / PYTHON, *arguments, folder=folder, says=says)
+            ended[name] = "yes"
         except StepFailed as error:
-            ended[name] = f"{error.excuse or 'FAILED'}\n{error}"
-            if len(ended) == 1:
-                break
+            ended[name] = f"FAILED\n{error}"
     return ended
 
 
 def build(folder: Path) -> Path:
     """Build the wheel. Raises StepFailed."""
-    run(sys.executable, "-m", "uv", "--quiet", "build", "--wheel", "--out-dir", folder, ROOT, folder=folder)
+    checked(sys.executable, "-m", "uv", "--quiet", "build", "--wheel", "--out-dir", folder, ROOT, folder=folder)
     return next(folder.glob("*.whl"))
 
 
@@ -203,17 +162,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("asked", nargs="*", metavar="VERSION", help="such as 3.10, or lowest; default: other Pythons")
     parser.add_argument("--whole", action="store_true", help="with torch; measure, too")
     given = parser.parse_args(arguments)
-    wrong = list[str]()
+    wrong, steps = list[str](), [name for name, *_ in (WHOLE if given.whole else QUICK)]
     with tempfile.TemporaryDirectory(prefix="ddpscale-versions-") as temporary:
-        steps = steps_with(build(Path(temporary)) if given.whole else None)
-        print(table(("asked", *steps, "s"), ()))
+        wheel = build(Path(temporary)) if given.whole else None
+        print(table(("asked", "Python", *PACKAGES[0 if wheel else 2 :], *steps, "s"), ()))
         for name in given.asked or [one for one in MINORS if one != OWN]:
             began_s, folder = time.monotonic(), Path(temporary, name)
             folder.mkdir()
-            ended = try_steps(steps, folder)
-            cells = [ended.get(step, "–").partition("\n")[0] for step in steps]
+            ended = try_steps(wheel, folder)
+            cells = [ended.get(step, "–").partition("\n")[0] for step in ("", *steps)]
             print(row(name, *cells, f"{time.monotonic() - began_s:.0f}"), flush=True)
-            wrong += [f"{name}: {step}: {said}" for step, said in ended.items() if "\n" in said]
+            wrong += [f"{name}: {step or 'Python'}: {said}" for step, said in ended.items() if "\n" in said]
             shutil.rmtree(folder)
     print(*wrong, sep="\n")
     return int(any(": FAILED\n" in one for one in wrong))

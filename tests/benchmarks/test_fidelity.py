@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.scripts import benchmark
+from tests.benchmarks import benchmark
 from tests.forks.script import python_exec
 from tests.forks.start import command
 

@@ -7,18 +7,16 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.settings import OPTIONS, read_value
-from tests.benchmarks.scripts import BENCHMARKS, benchmark
+from tests.benchmarks import BENCHMARKS, benchmark
 from tests.since import since
 
 pytestmark = [
@@ -79,32 +77,22 @@ def run_script(*arguments: str | Path, **environment: str) -> subprocess.Complet
     )
 
 
-@dataclass(frozen=True)
-class Collected:
-    """What the script left behind.
-
-    Attributes:
-        exit_code: of the script.
-        out: OUT_DIR.
-        commands: arguments of the interpreter, of each command that it was to run.
-        temporary: where temporary files go.
-    """
+class Collected(NamedTuple):
+    """What the script left behind: exit code, summary, OUT_DIR, commands of the interpreter, the temporary folder."""
 
     exit_code: int
+    summary: dict[str, Any]
     out: Path
     commands: list[list[str]]
     temporary: Path
 
     @property
-    def summary(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.out / "summary.json").read_text(encoding="utf-8"))
-        return content
+    def parts(self) -> dict[str, bool]:
+        return {part["name"]: part["ok"] for part in self.summary["parts"]}
 
 
-def collect(
-    folder: Path, tests_say: str = "73 passed", fails: str = "nothing does", parts: Sequence[str] = ()
-) -> Collected:
-    tools, temporary = folder / "tools", folder / "tmp"
+def collect(folder: Path, *parts: str, tests_say: str = "73 passed", fails: str = "nothing does") -> Collected:
+    tools, temporary, out, commands = (folder / name for name in ("tools", "tmp", "out", "commands"))
     tools.mkdir()
     temporary.mkdir()
     (tools / "torch.py").write_text(TORCH, encoding="utf-8")
@@ -112,20 +100,13 @@ def collect(
     for name, text in scripts.items():
         (tools / name).write_text(text, encoding="utf-8")
         (tools / name).chmod(0o755)
-    done = run_script(
-        folder / "out",
-        *parts,
-        PYTHON=str(tools / "interpreter"),
-        PYTHONPATH=str(tools),
-        PATH=f"{tools}:{os.environ['PATH']}",
-        TMPDIR=str(temporary),
-        COMMANDS=str(folder / "commands"),
-        TESTS_SAY=tests_say,
-        FAILS=fails,
-    )
+    given = {"TMPDIR": temporary, "COMMANDS": commands, "TESTS_SAY": tests_say, "FAILS": fails}
+    given |= {"PYTHON": tools / "interpreter", "PYTHONPATH": tools, "PATH": f"{tools}:{os.environ['PATH']}"}
+    done = run_script(out, *parts, **{name: str(value) for name, value in given.items()})
     assert "1 x NVIDIA Stand-In" in done.stdout, done.stderr
-    lines = (folder / "commands").read_text(encoding="utf-8").splitlines()
-    return Collected(done.returncode, folder / "out", list(map(json.loads, lines)), temporary)
+    lines = commands.read_text(encoding="utf-8").splitlines()
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return Collected(done.returncode, summary, out, list(map(json.loads, lines)), temporary)
 
 
 @pytest.fixture(scope="module")
@@ -133,26 +114,20 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     return collect(tmp_path_factory.mktemp("healthy"))
 
 
-def test_all_parts_are_run_in_order_and_summed_up(healthy: Collected) -> None:
+def test_all_parts_are_run_in_order_and_few_files_are_left(healthy: Collected) -> None:
     summary = healthy.summary
-    assert healthy.exit_code == 0
-    assert (summary["ok"], summary["gpus"]) == (True, "1 x NVIDIA Stand-In")
-    assert [part["name"] for part in summary["parts"] if part["ok"]] == PARTS
+    assert (healthy.exit_code, summary["ok"], summary["gpus"]) == (0, True, "1 x NVIDIA Stand-In")
+    assert healthy.parts == dict.fromkeys(PARTS, True)
+    assert [*healthy.parts] == PARTS
     assert set(summary["benchmarks"]) == {"sampler-overhead", "fidelity-fp16", "fidelity-bf16", "find-max-batch"}
     assert set(summary["runs"]) == {"node-health", "training", "inference", "whole-run", "tune"}
     run = summary["runs"]["node-health"]
     assert (run["outcome"], run["verdicts"]) == ("partial", {"node_check[ecc]": ["passed", 1.0, "fraction"]})
-
-
-def test_few_files_are_left_and_nothing_elsewhere(healthy: Collected) -> None:
     files = {"summary.json", "machine.txt", "tests.log", "run.log", "tools.log", "run.tar.gz", "benchmarks.log"}
     assert {path.name for path in healthy.out.iterdir()} == files
     assert list(healthy.temporary.iterdir()) == []
     with tarfile.open(healthy.out / "run.tar.gz") as packed:
         assert {"./node-health/verdicts.json", "./training/verdicts.json"} <= set(packed.getnames())
-
-
-def test_the_machine_is_described(healthy: Collected) -> None:
     text = (healthy.out / "machine.txt").read_text(encoding="utf-8")
     for expected in ("smi \n", "smi -q\n", "cuda 13.0", "compiled for sm_90", "132 multiprocessors"):
         assert expected in text
@@ -167,14 +142,11 @@ def test_every_test_that_needs_a_gpu_is_run(healthy: Collected) -> None:
 
 
 def test_runs_take_options_that_there_are(healthy: Collected) -> None:
-    known = {option.flag for option in OPTIONS.values()} | {"--durations"}
+    by_flag = {option.flag: option for option in OPTIONS.values()}
     runs = [one for one in healthy.commands if one[:2] == ["-m", "pytest"]]
     assert len(runs) == 3
-    given = [option.partition("=") for one in runs for option in one if option.startswith("--")]
-    assert {flag for flag, _, _ in given} <= known
-    by_flag = {option.flag: option for option in OPTIONS.values()}
-    for flag, equals, value in given:
-        if equals and flag in by_flag:
+    for flag, equals, value in (option.partition("=") for one in runs for option in one if option.startswith("--")):
+        if flag != "--durations" and (by_flag[flag] and equals):
             read_value(flag, value, by_flag[flag].parse)  # a value that the option refuses ends its part at once
 
 
@@ -200,18 +172,14 @@ def test_tools_take_the_options_they_are_given(
 
 def test_a_part_that_fails_stops_no_other_and_skipped_tests_are_no_evidence(tmp_path: Path) -> None:
     found = collect(tmp_path, tests_say="73 skipped", fails="sampler_overhead.py")
-    assert found.exit_code == 1
-    assert not found.summary["ok"]
-    assert [part["name"] for part in found.summary["parts"]] == PARTS
-    failed = [part["name"] for part in found.summary["parts"] if not part["ok"]]
-    assert failed == ["some-tests-passed", "sampler-overhead"]
+    assert (found.exit_code, found.summary["ok"], [*found.parts]) == (1, False, PARTS)
+    assert [name for name, ok in found.parts.items() if not ok] == ["some-tests-passed", "sampler-overhead"]
 
 
 def test_parts_can_be_asked_for_by_name(tmp_path: Path) -> None:
-    found = collect(tmp_path, parts=("sampler", "fidelity"))
+    found = collect(tmp_path, "sampler", "fidelity")
     assert found.exit_code == 0
-    names = [part["name"] for part in found.summary["parts"]]
-    assert names == ["nvidia-smi", "nvidia-smi-q", "versions", "sampler-overhead", "fidelity-fp16", "fidelity-bf16"]
+    assert [*found.parts] == [*PARTS[:3], "sampler-overhead", "fidelity-fp16", "fidelity-bf16"]
 
 
 def test_what_is_missing_is_said_before_anything_else_with_all_that_has_to_be_carried(tmp_path: Path) -> None:

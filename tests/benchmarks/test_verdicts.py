@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.scripts import BENCHMARKS, benchmark
+from tests.benchmarks import BENCHMARKS, benchmark
 
 verdicts = benchmark("verdicts")
 TABLES = [file for file in sorted((BENCHMARKS / "verdicts").glob("*.txt")) if file.stem != "sequences"]

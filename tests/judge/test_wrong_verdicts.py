@@ -19,7 +19,7 @@ from pytest_ddpscale.judge.stats import intervals, t_quantile
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.util.arrays import FloatArray
-from tests.benchmarks.scripts import benchmark
+from tests.benchmarks import benchmark
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 
 pytestmark = pytest.mark.lab

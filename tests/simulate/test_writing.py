@@ -34,7 +34,7 @@ from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.options import ClusterOptions
 from pytest_ddpscale.simulate.writing import gang_of, name_of_pattern, records, write_simulated_run
 from pytest_ddpscale.thresholds.cases import NodeCase
-from tests.benchmarks.scripts import benchmark
+from tests.benchmarks import benchmark
 from tests.builders.clusters import a100, faults, thresholds
 from tests.builders.judged import CONFIDENCE
 from tests.rows import rows
