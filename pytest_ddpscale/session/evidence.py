@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
-from itertools import count
 from uuid import uuid4
 
 from pytest_ddpscale import __version__
@@ -48,7 +47,6 @@ from pytest_ddpscale.run.run_directory import (
     broken_file,
     judging_directory,
     new_run_directory,
-    not_writable,
 )
 from pytest_ddpscale.run.run_json import OPERATOR, Ending, Resumed, RunRecord, now_iso
 from pytest_ddpscale.run.run_record import ends_of, studies_measured
@@ -125,9 +123,10 @@ class EvidenceSource:
         selected: the selected requirements; replaced if unfit nodes are left out.
         earlier: the run to judge or to resume; None for a new one.
         judges: whether an earlier run is only judged.
+        named: name of a new run directory, after the time.
         announcement: text after "ddpscale judges by FILE" on the terminal.
         plan: the whole plan; None before requirements are selected.
-        plan_to_measure: the part that this session measures; None for nothing.
+        plan_to_measure: the part that this session is to measure; None for nothing, and once it was launched.
         decisive: the requirements that a resumed run was planned with, which decide when its studies end.
         missing: by id how each study of a resumed run ended that is measured anew.
         run: directory for verdicts and reports; None before it is opened.
@@ -144,22 +143,16 @@ class EvidenceSource:
     measured_run: RunDirectory
     evidence: Evidence | None = None
     _lock: RunLock | None = None
-    _was_launched = False
 
     def __init__(self, subject: Subject, machine: Machine, layout: Layout, earlier: RunDirectory | None = None) -> None:
         self.subject, self.machine, self.earlier = subject, machine, earlier
-        self.judges = subject.settings.judge is not None
+        self.judges, self.named = subject.settings.judge is not None, subject.sku
         self.cases, self.selected = cases_for(subject.thresholds, subject.sku, layout), list[AnyCase]()
         self.missing: dict[str, str] = {}
         if earlier is not None:
             self.measured_run = earlier
         if self.judges:
             self.announcement = f"; evidence from {self.measured_run.path} (no new measurement)"
-
-    @property
-    def named(self) -> str:
-        """Name of its run directory, after the time."""
-        return self.subject.sku
 
     @property
     def expected_samples_per_s(self) -> dict[str, float]:
@@ -174,23 +167,13 @@ class EvidenceSource:
         """The command that measures it again: as recorded in the run, else reconstructed."""
         return self.measured_run.read_run().again or self.subject.command_again(self.machine)
 
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the measurements are simulated."""
-        return self.measured_run.read_run().is_simulated(self.evidence.columns.devices if self.evidence else ())
-
     def judge_of(self, plan: Plan) -> Judge | None:
         """Decides when a study of the plan has enough rounds; None measures all rounds."""
         decisive = self.selected if self.decisive is None else self.decisive
         return Decider(plan, decisive, self.subject.settings.confidence)
 
-    def unfit_of(self, plan: Plan, surveys: Sequence[Survey], *, hopeless: bool = False) -> dict[str, str]:
-        """Unfit nodes and reasons, from the surveys taken before launch; if `hopeless` those where no rank can run."""
-        found = unfit_nodes(self.selected, plan, surveys_of(surveys), today(), hopeless=hopeless)
-        return {host: say(why) for host, why in found.items()}
-
-    def why_not(self, case: AnyCase) -> str | None:
-        """What this machine, or the thresholds, lack for a requirement; None if nothing."""
+    def why_not(self, case: AnyCase) -> str:
+        """What this machine, or the thresholds, lack for a requirement; empty if nothing."""
         devices, cluster = self.machine.devices, self.machine.cluster
         if devices is not None and case.world_size > devices:
             what = "GPUs" if self.subject.device_type == "cuda" else "ranks"
@@ -198,22 +181,23 @@ class EvidenceSource:
         is_spread = case.requirement.placement == "spread" and not (self.judges or self.subject.site.collect_only)
         if is_spread and cluster.nodes == 1:
             return "needs several nodes to spread ranks over; there is 1"
-        return case.missing or None
+        return case.missing
 
     def plan_for(self, cases: Sequence[AnyCase]) -> Plan:
         """The plan for all requirements that can be measured here."""
         subject, settings, machine = self.subject, self.subject.settings, self.machine
         empty = Plan(
-            subject.sku, subject.device_type, (), nodes=machine.cluster.nodes if machine.devices is not None else 1,
-            ranks_per_node=machine.per_node, gpus_asked=machine.gpus_asked,
+            subject.sku, subject.device_type, (), nodes=machine.cluster.nodes, ranks_per_node=machine.per_node,
+            gpus_asked=machine.gpus_asked,
         )  # fmt: skip
         pace = PACES[subject.device_type]
         usual_s = min(pace.sustained_s, settings.inactivity_limit_s / 2)  # ranks record nothing in it
-        sustained_s = usual_s if settings.warm_up_s is None else settings.warm_up_s
-        pace = replace(pace, block_s=settings.block_s or pace.block_s, sustained_s=sustained_s)
-        if settings.rounds:
-            pace = replace(pace, rounds=settings.rounds, uncompared_rounds=settings.rounds)
-        return plan_of_cases(empty, [case for case in cases if self.why_not(case) is None], pace)
+        pace = replace(
+            pace, block_s=settings.block_s or pace.block_s, rounds=settings.rounds or pace.rounds,
+            uncompared_rounds=settings.rounds or pace.uncompared_rounds,
+            sustained_s=usual_s if settings.warm_up_s is None else settings.warm_up_s,
+        )  # fmt: skip
+        return plan_of_cases(empty, [case for case in cases if not self.why_not(case)], pace)
 
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Set the selected requirements, and plan exactly those; read an earlier run, so that a broken one is refused.
@@ -222,46 +206,34 @@ class EvidenceSource:
             RunDirectoryError: the run to judge or resume is broken.
             OptionError: the run to resume was started on other devices.
         """
-        self.selected = list(cases)
-        if self.judges:
-            self.plan = self.measured_run.read_plan()
-            self.evidence = self._read_earlier()
-            if self.subject.settings.rehearse and not self.is_simulated:
-                found = f"found {self.measured_run.path}, a run of a real machine"
+        self.selected, run = list(cases), self.earlier
+        if run is None:
+            self.plan = self.plan_to_measure = self.plan_for(cases)
+        elif not self.judges:
+            self.go_on(run)
+        else:
+            self.plan, self.evidence = run.read_plan(), self._read()
+            if self.subject.settings.rehearse and not run.read_run().is_simulated(self.evidence.columns.devices):
+                found = f"found {run.path}, a run of a real machine"
                 raise OptionError("--ddp-rehearse", found, "a simulated run", "Leave it out to judge this run.")
-            return
-        self.plan = self.plan_to_measure = self.plan_for(self.selected)
-        if self.earlier is not None:
-            self.refuse_other_devices(self.plan)
-            self._go_on()
 
-    def refuse_other_devices(self, fresh: Plan) -> None:
-        """Refuse to resume with more, fewer or otherwise arranged ranks than the run started with.
+    def go_on(self, run: RunDirectory) -> None:
+        """Plan the missing studies of the earlier run, for the same ranks as its whole plan.
 
-        `fresh` is a plan made for the present machine. If nothing will be measured, anything goes.
-
-        Raises:
-            OptionError: the devices or their arrangement differ.
+        On more, fewer or otherwise arranged devices than it was started with it is refused. Raises as `select`.
         """
-        run, devices = self.measured_run, self.machine.devices
-        before, plan = run.read_run().devices_present, run.read_plan()
-        now, then = ((one.nodes, one.layout.ranks_per_node) for one in (fresh, plan))
-        if devices is None or (devices == before and (fresh.ranks_per_node is None or now == then)):
-            return
-        raise OptionError(
-            "--ddp-resume",
-            f"{devices} devices on {fresh.nodes} nodes are here, not {before} on {plan.nodes}",
-            "those that the run was started with",
-            f"Type --ddp-nodes={plan.nodes} --ddp-gpus-per-node={then[1]}, or start a new run.",
-        )
-
-    def _go_on(self) -> None:
-        """Plan the missing studies of the earlier run, for the same ranks as its whole plan. Raises as `unfinished`."""
-        run = self.measured_run
-        self.plan, (self.decisive, missing) = run.read_plan(), unfinished(run)
-        self.missing, self.plan_to_measure = missing, self.plan.part(missing) if missing else None
-        planned = len(self.plan.study_ids)
-        kept = f"{planned - len(missing)} of {planned} studies were measured and are kept"
+        (self.decisive, self.missing), self.plan = unfinished(run), run.read_plan()
+        devices, nodes, plan, before = self.machine.devices, self.machine.cluster.nodes, self.plan, run.read_run()
+        if devices is not None and (devices, nodes) != (before.devices_present, plan.nodes):
+            raise OptionError(
+                "--ddp-resume",
+                f"{devices} devices on {nodes} nodes are here, not {before.devices_present} on {plan.nodes}",
+                "those that the run was started with",
+                f"Type --ddp-nodes={plan.nodes} --ddp-gpus-per-node={plan.layout.ranks_per_node}, or start a new run.",
+            )
+        self.plan_to_measure = plan.part(self.missing) if self.missing else None
+        planned = len(plan.study_ids)
+        kept = f"{planned - len(self.missing)} of {planned} studies were measured and are kept"
         self.announcement = f", and resumes {run.path}: {kept}"
 
     def open_run(self) -> None:
@@ -270,6 +242,7 @@ class EvidenceSource:
         Raises:
             RunDirectoryError: it cannot be written, another process writes it, or the run to judge or resume is
                 broken.
+            OSError: a file of the run to resume cannot be moved.
         """
         try:
             self._open()
@@ -292,8 +265,8 @@ class EvidenceSource:
         launch_on(machine.cluster, settings, subject.device_type)  # refuses a container that cannot be started
         if self.earlier is not None:
             self._lock = RunLock.acquire(self.earlier.path)
-            evidence = self._read_earlier()  # refuses a broken run before anything is changed
-            self._go_on()  # with what another session may have measured meanwhile
+            evidence = self._read()  # refuses a broken run before anything is changed
+            self.go_on(self.earlier)  # with what another session may have measured meanwhile
             self.begin_again()
             self.run, self.evidence = self.earlier, None if self.missing else evidence
             return
@@ -313,29 +286,27 @@ class EvidenceSource:
         self.run = self.measured_run = run
 
     def begin_again(self) -> None:
-        """Move the conclusions of the earlier run into one folder, so that links between them stay valid, and record
-        the session's start. The run must be locked.
+        """Record the session's start, and move the conclusions of the earlier run into one folder, so that links
+        between them stay valid. The run must be locked.
 
         Raises:
-            RunDirectoryError: the directory is broken or cannot be written.
+            RunDirectoryError: run.json is broken or cannot be written.
+            OSError: a file cannot be moved.
         """
         run, noted = self.measured_run, dict(self.subject.settings.note)
-        folders = (run.path / f"before-resume-{number}" for number in count(1))
-        folder = next(folder for folder in folders if not folder.exists())
-        try:
-            for path in filter(os.path.exists, (run.path / name for name in _CONCLUSIONS)):
-                folder.mkdir(exist_ok=True)
-                path.rename(folder / path.name)
-        except OSError as error:
-            raise not_writable(run.path, error) from None
-        run.cut_torn_line()
         record = run.read_run()
+        run.cut_torn_line()
         began = Resumed(
             at=now_iso(), argv=tuple(masked_arguments(self.subject.site.argv)), status_before=record.status,
             measured_anew=self.missing, noted=noted, thresholds=self.subject.used,
         )  # fmt: skip
         kept = record.noted | {key: said for key, said in noted.items() if key != OPERATOR}  # operators are listed
+        # First, as its number is that of a folder that nothing is in.
         run.note(status="running", finished_at=None, resumed=(*record.resumed, began), noted=kept)
+        folder = run.path / f"before-resume-{len(record.resumed) + 1}"
+        for path in filter(os.path.exists, (run.path / name for name in _CONCLUSIONS)):
+            folder.mkdir(exist_ok=True)
+            path.rename(folder / path.name)
 
     def measure(self, listener: Listener) -> Evidence:
         """The evidence, measured first if necessary, once.
@@ -343,17 +314,13 @@ class EvidenceSource:
         Raises:
             RunDirectoryError: it could not be read after measuring.
         """
-        if self.evidence is None:
-            assert self.plan_to_measure is not None  # select comes first
-            if self._was_launched:
-                path = str(self.measured_run.path)
-                raise RunDirectoryError(path, "could not be read after measuring", "", "See the first error.")
-            self._was_launched = True
+        plan, self.plan_to_measure = self.plan_to_measure, None  # what then cannot be read is not measured again
+        if plan is not None:
             with self.writing():
                 if self.missing:
                     self.set_aside()
-                self._launch(self.plan_to_measure, listener)
-            self.evidence = self._read()
+                self._launch(plan, listener)
+        self.evidence = self.evidence or self._read()
         return self.evidence
 
     def set_aside(self) -> None:
@@ -384,13 +351,15 @@ class EvidenceSource:
         def admit(surveys: Sequence[Survey]) -> str:
             """Why nothing may be launched on these nodes; empty if it may."""
             nonlocal unfit
-            unfit = refused = self.unfit_of(plan, surveys)
+            given = self.selected, plan, surveys_of(surveys), today()
+            unfit = {host: say(why) for host, why in unfit_nodes(*given, hopeless=False).items()}
             if unfit:
                 listener(Unfit(unfit))  # now, not hours later in the report
+            refused: Mapping[str, Why] = unfit
             if settings.unfit == MEASURE and not self.machine.lacks_gpus:
                 # Ranks that cannot run would only fail one study after another.
-                refused = self.unfit_of(plan, surveys, hopeless=True)
-            return "; ".join(alike({host: f"{host}: {why}" for host, why in refused.items()}))
+                refused = unfit_nodes(*given, hopeless=True)
+            return "; ".join(alike({host: f"{host}: {say(why)}" for host, why in refused.items()}))
 
         is_isolated, samples_per_s = settings.is_isolated, self.expected_samples_per_s
         expected_s = estimate(plan, isolate=is_isolated, samples_per_s=samples_per_s).most_seconds
@@ -442,33 +411,28 @@ class EvidenceSource:
         if self._lock is not None:
             self._lock.release()
 
-    def measured_so_far(self) -> Evidence | None:
-        """The measurements, even of an interrupted run; None if measuring did not begin."""
-        if self.evidence is None and self.run is not None and self.run.measurements_jsonl.exists():
-            return self._read()
-        return self.evidence
+    def measured_so_far(self) -> Evidence:
+        """The measurements, even of an interrupted run; of nothing if measuring did not begin."""
+        if self.evidence is None and self.measured_run.measurements_jsonl.exists():
+            self.evidence = self._read()
+        return self.evidence or self.subject.evidence_of_nothing(self.plan)
 
     def _read(self) -> Evidence:
-        """The evidence in the measured run. Raises RunDirectoryError."""
-        return read_evidence(self.measured_run, self.writing_problem or DIED)
-
-    def _read_earlier(self) -> Evidence:
-        """The evidence in another session's run; also checks its baseline, so that a broken one is refused early and
-        does not look like a failed requirement.
+        """The evidence in the measured run; a broken baseline is refused, too, so that it does not look like a failed
+        requirement later. Raises RunDirectoryError.
         """
-        evidence = self._read()
         kept_baseline(self.measured_run)
-        return evidence
+        return read_evidence(self.measured_run, self.writing_problem or DIED)
 
     def notes(self, verdicts: Sequence[Verdict]) -> Iterator[Why]:
         """Notes for the reader about how this was measured, and about ranks that no verdict names."""
         run, seen, thresholds = self.measured_run, self.evidence, self.subject.thresholds
-        record, whole = run.read_run(), run.verdicts_json
+        record = run.read_run()
         if self.judges:
             yield because("judged-from", str(run.path))
             with suppress(RunDirectoryError):
-                is_a_part = len(self.selected) < len(self.cases) and whole.exists()
-                if is_a_part and (judged := read_judgement(whole)).outcome == "rejected":
+                is_a_part = len(self.selected) < len(self.cases)
+                if is_a_part and (judged := read_judgement(run.verdicts_json)).outcome == "rejected":
                     why = f"the verdicts.json of the run itself rejects it ({judged.reason})"
                     yield f"only a part is judged here: {why}"
             if record.is_unfinished:

@@ -226,7 +226,7 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     named = "" if sku == AUTO else thresholds.sku_name(sku)
     # A broken driver prevents neither planning nor runs on a CPU.
     needs_gpu = not named or not (no_devices_here or skus[named].detect.device == "cpu")
-    here = without_lost_memory(gpus_here(), skus.values()) if needs_gpu else GpusHere()
+    here = gpus_here(skus.values()) if needs_gpu else GpusHere()
     gpus, silent, asked = here.gpus, here.silent, gpus_asked(settings, cluster)
     problems = [f"{error.where}: {error.found}" for error in silent]
     if judges_none and named and not gpus and (silent or here.is_fault) and _checks_gpus(skus[named]):
@@ -261,7 +261,7 @@ def usual_devices(sku: Sku) -> int:
     return (sku.node.gpus if sku.node else None) or USUAL_GPUS_PER_NODE
 
 
-def gpus_here(limit_s: float = DRIVER_LIMIT_S) -> GpusHere:
+def gpus_here(skus: Iterable[Sku], limit_s: float = DRIVER_LIMIT_S) -> GpusHere:
     """Survey the GPUs of this machine, in a process of its own, because a call that hangs could not be abandoned here.
 
     Raises:
@@ -270,11 +270,14 @@ def gpus_here(limit_s: float = DRIVER_LIMIT_S) -> GpusHere:
     host = platform.node()
     command = Command(survey_command(host, "--post-mortem"), limit_s)
     command.is_done(math.inf)
-    return gpus_of(survey_from(command, host), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    return gpus_of(survey_from(command, host), os.environ.get("CUDA_VISIBLE_DEVICES", ""), skus)
 
 
-def gpus_of(survey: Survey, hidden: str) -> GpusHere:
-    """The GPUs of a survey that had this CUDA_VISIBLE_DEVICES. Raises SkuError as `gpus_here`."""
+def gpus_of(survey: Survey, hidden: str, skus: Iterable[Sku]) -> GpusHere:
+    """The GPUs of a survey that had this CUDA_VISIBLE_DEVICES.
+
+    One without memory does not answer if a SKU of its name has memory. Raises SkuError as `gpus_here`.
+    """
     slices = [entry.strip() for entry in hidden.split(",") if entry.strip().startswith("MIG-")]
     if slices:
         raise SkuError(
@@ -290,11 +293,16 @@ def gpus_of(survey: Survey, hidden: str) -> GpusHere:
         action = "Make `nvidia-smi` work on this machine first: reload the driver or reboot."
     if found:
         raise SkuError(f"NVML on {survey.host}", found, "a working driver", action)
-    shown = [gpu for gpu in survey.gpus if gpu.is_visible]
-    silent = [_silence(gpu, survey.host, why) for gpu in shown if (why := _why_silent(gpu))]
-    gpus = [gpu for gpu in usable(survey.gpus) if not _why_silent(gpu)]
+    names = [one.detect.name or "" for one in skus if one.detect.memory_gib]
+    silent = {gpu.index: why for gpu in survey.gpus if gpu.is_visible and (why := _why_silent(gpu, names))}
+    gpus = [gpu for gpu in usable(survey.gpus) if gpu.index not in silent]
     if gpus or silent:
-        return GpusHere(gpus, silent)
+        action = "Look for Xid messages with `dmesg`, drain the node, then reset the GPU or reboot."
+        errors = [
+            SkuError(f"GPU {index} of {survey.host}", why, "a GPU that answers", action)
+            for index, why in silent.items()
+        ]
+        return GpusHere(gpus, errors)
     if hidden == "NoDevFiles":
         return GpusHere(why_none=f"the job was given no GPU (CUDA_VISIBLE_DEVICES={hidden}): ask for GPUs of each node")
     if survey.gpus:
@@ -306,28 +314,14 @@ def gpus_of(survey: Survey, hidden: str) -> GpusHere:
     return GpusHere(why_none=why, is_fault=True)
 
 
-def _why_silent(gpu: SurveyedGpu) -> str:
-    """Why a GPU cannot be told or used; empty if it can."""
-    lost = "the driver has lost this GPU (NVML: GPU is lost)" if gpu.is_lost else ""
+def _why_silent(gpu: SurveyedGpu, with_memory: Iterable[str]) -> str:
+    """Why a GPU cannot be told or used; empty if it can. `with_memory` are patterns of names of GPUs with memory."""
+    if gpu.is_lost:
+        return "the driver has lost this GPU (NVML: GPU is lost)"
     unread = gpu.unreadable.get("memory_bytes", "")
     # A GPU that shares the host's memory, such as GB10, has none of its own.
-    is_fault = unread and "not supported" not in unread.lower()
-    return lost or gpu.problem or (f"nvmlDeviceGetMemoryInfo fails ({unread})" if is_fault else "")
-
-
-def without_lost_memory(here: GpusHere, skus: Iterable[Sku]) -> GpusHere:
-    """Without GPUs that have no memory by NVML while SKUs of their name have: these do not answer."""
-    names = [one.detect.name or "" for one in skus if one.detect.memory_gib]
-    lost = [gpu for gpu in here.gpus if gpu.memory_bytes is None and any(is_named(gpu.name, one) for one in names)]
-    why = "nvmlDeviceGetMemoryInfo fails (Not Supported)"
-    silent = [*here.silent, *(_silence(gpu, platform.node(), why) for gpu in lost)]
-    return replace(here, gpus=[gpu for gpu in here.gpus if gpu not in lost], silent=silent)
-
-
-def _silence(gpu: SurveyedGpu, host: str, why: str) -> SkuError:
-    action = "Look for Xid messages with `dmesg`, drain the node, then reset the GPU or reboot."
-    action = action if gpu.is_lost else "Make `nvidia-smi` work on this machine first."
-    return SkuError(f"GPU {gpu.index} of {host}", why, "a GPU that answers", action)
+    is_fault = "not supported" not in unread.lower() or any(is_named(gpu.name, one) for one in with_memory)
+    return gpu.problem or (f"nvmlDeviceGetMemoryInfo fails ({unread})" if unread and is_fault else "")
 
 
 def gpus_asked(settings: Settings, cluster: Cluster) -> int:

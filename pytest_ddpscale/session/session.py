@@ -19,12 +19,13 @@ from pytest_ddpscale.judge.links import slow_links, unasked_wrong_data
 from pytest_ddpscale.judge.outcome import RunFacts, conclude, rests_on_published, uniform_loss, with_waiver
 from pytest_ddpscale.judge.sustained import sustained_notes
 from pytest_ddpscale.judge.values import matching_study, samples_of
+from pytest_ddpscale.report.files import live_page, write_live_page, write_reports
 from pytest_ddpscale.report.where_time_goes import problem_lines
 from pytest_ddpscale.report.while_measuring import REFRESH_S, Progress
 from pytest_ddpscale.report.words.reasons import say, worded
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.reason import Why, because
-from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice
+from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Notice
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, now_iso
 from pytest_ddpscale.run.run_record import ends_of, lost_hosts, why_not_one_machine
@@ -58,65 +59,53 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
 
 
 class Interim:
-    """Judges a session's run and writes reports after each study and on interruption.
+    """Shows a session's run as it is measured: lines, the page, and reports after each study and on interruption.
 
     The page exists from `begin` on. Progress is put into it also while blocks are timed, by this process, which trains
     nothing: every `REFRESH_S` seconds, or less often where that would take more than its share of a core.
-    `interruption` says when and why measuring was interrupted; empty if it was not.
+
+    Attributes:
+        show: called with a progress line and whether the next one may overwrite it.
+        interruption: when and why measuring was interrupted; empty if it was not.
     """
 
     def __init__(self, source: EvidenceSource, so_far: SoFar, now: Callable[[], float] = time.monotonic) -> None:
-        self._source = source
-        self._so_far = so_far
-        self._now = now
+        self._source, self._so_far, self._now = source, so_far, now
+        self.show: Callable[[str, bool], None] = lambda line, passing: None
+        self.interruption = self._page = ""
         self._progress: Progress | None = None
-        self._page = ""
         self._next_progress_s = self._next_judging_s = 0.0
-        self.interruption = ""
 
     def begin(self) -> None:
         """Write the page of the plan, before anything is started."""
         source, plan = self._source, self._source.plan_to_measure
-        if plan is None or not plan.study_ids:
-            return
-        self._progress = Progress(
-            plan, now=self._now, samples_per_s=source.expected_samples_per_s, budget_s=source.subject.settings.budget_s
-        )
-        nothing, why = source.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
-        with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
-            self._render(self._so_far(nothing, why, why), nothing)
-
-    def listening(self, listener: Listener) -> Listener:
-        """A listener that passes records on first."""
-
-        def hear(record: AnyRecord | Notice) -> None:
-            listener(record)
-            self.hear(record)
-
-        return hear
+        if plan is not None:
+            self._progress = Progress(
+                plan, lambda *said: self.show(*said), self._now, source.expected_samples_per_s,
+                budget_s=source.subject.settings.budget_s,
+            )  # fmt: skip
+            nothing, why = source.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
+            with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
+                self._put_page(self._so_far(nothing, why, why), nothing)
 
     def hear(self, record: AnyRecord | Notice) -> None:
         """Process one record or notice."""
-        if isinstance(record, Interrupted):
-            self._page = ""  # which may not replace the final one
         if self._progress is not None:
             self._progress(record)
-            if self._page and self._now() >= self._next_progress_s:
-                with suppress(OSError):
-                    self._put_progress(self._progress)
         if isinstance(record, Interrupted):
+            self._page = ""  # which may not replace the final one
             self.interruption = f"interrupted at {now_iso()}: {say(record.message)}"
-            self._write(self.interruption, is_last=True)
-        elif isinstance(record, StudyEnd) and record.reason != "interrupted" and self._now() >= self._next_judging_s:
-            began_s = self._now()
-            self._write(f"measuring was still running when this was written at {now_iso()}")
-            ended_s = self._now()
-            self._next_judging_s = ended_s + (ended_s - began_s) / _LARGEST_SHARE
+            self._judge(self.interruption, is_last=True)
+        elif self._now() >= self._next_progress_s:
+            with suppress(OSError):
+                self._put_progress()
+        began_s = self._now()
+        if isinstance(record, StudyEnd) and record.reason != "interrupted" and began_s >= self._next_judging_s:
+            self._judge(f"measuring was still running when this was written at {now_iso()}")
+            self._next_judging_s = self._now() + (self._now() - began_s) / _LARGEST_SHARE
 
-    def _write(self, why: str, *, is_last: bool = False) -> None:
+    def _judge(self, why: str, *, is_last: bool = False) -> None:
         """Judge what was measured and write its reports."""
-        from pytest_ddpscale.report.files import write_reports
-
         run = self._source.measured_run
         with suppress(BadInput, OSError):  # as above
             evidence = read_evidence(run, why, goes_on=True)
@@ -126,23 +115,20 @@ class Interim:
             judgement = self._so_far(evidence, why, f"{why}; {done}")
             write_reports(run, judgement, run.read_run(), evidence, is_final=is_last)
             if not is_last:
-                self._render(judgement, evidence)
+                self._put_page(judgement, evidence)
 
-    def _render(self, judgement: Judgement, evidence: Evidence) -> None:
-        """Render and write the page of the latest judgement. Raises BadInput, OSError."""
-        from pytest_ddpscale.report.files import live_page
+    def _put_page(self, judgement: Judgement, evidence: Evidence) -> None:
+        """Write the page of the latest judgement. Raises BadInput, OSError."""
+        self._page = live_page(judgement, self._source.measured_run.read_run(), evidence)
+        self._put_progress()
 
-        if self._progress is not None:
-            self._page = live_page(judgement, self._source.measured_run.read_run(), evidence)
-            self._put_progress(self._progress)
-
-    def _put_progress(self, progress: Progress) -> None:
-        from pytest_ddpscale.report.files import write_live_page
-
-        began_s = self._now()
-        self._next_progress_s = began_s + REFRESH_S  # also if the disk is full
-        write_live_page(self._source.measured_run, self._page, progress.section(now_iso()))
-        self._next_progress_s = began_s + max(REFRESH_S, (self._now() - began_s) / LARGEST_SHARE_OF_PROGRESS)
+    def _put_progress(self) -> None:
+        if self._page and self._progress is not None:
+            began_s = self._now()
+            self._next_progress_s = began_s + REFRESH_S  # also if the disk is full
+            write_live_page(self._source.measured_run, self._page, self._progress.section(now_iso()))
+            spent_s = self._now() - began_s
+            self._next_progress_s = began_s + max(REFRESH_S, spent_s / LARGEST_SHARE_OF_PROGRESS)
 
 
 class AcceptanceSession:
@@ -158,18 +144,19 @@ class AcceptanceSession:
         self.verdicts: dict[str, Verdict] = {}
         self.interim = Interim(source, self.so_far)
 
-    def judge(self, case: AnyCase, listener: Listener) -> Verdict:
+    def judge(self, case: AnyCase) -> Verdict:
         """The verdict on one requirement, measured first if necessary."""
-        source, evidence = self.source, None
+        source = self.source
         if case.id not in self.verdicts:
-            if source.why_not(case) is None:
-                evidence = source.measure(self.interim.listening(listener))
+            evidence = source.subject.evidence_of_nothing()
+            if not source.why_not(case):
+                evidence = source.measure(self.interim.hear)
                 # The case may now be for fewer nodes.
                 case = next((one for one in source.selected if one.id == case.id), case)
             self.verdicts[case.id] = self._judged(case, evidence, source.why_not(case))
         return self.verdicts[case.id]
 
-    def samples(self, metric: str, workload: str, world_size: int, listener: Listener) -> list[float]:
+    def samples(self, metric: str, workload: str, world_size: int) -> list[float]:
         """Per-round values of a metric, in its unit.
 
         Raises:
@@ -180,7 +167,7 @@ class AcceptanceSession:
             is_asked = (one.metric, one.workload, case.world_size) == (metric, workload, world_size)
             if not is_asked or one.definition.takes_versus or one.definition.takes_peak:
                 continue
-            evidence = self.source.measure(self.interim.listening(listener))
+            evidence = self.source.measure(self.interim.hear)
             study = matching_study(evidence.plan, question)
             if study is not None and set(question.arms) <= set(study.arms):
                 return [float(value) for value in samples_of(question, evidence)]
@@ -199,43 +186,42 @@ class AcceptanceSession:
             stopped: why pytest ran no further items, in its words; empty if it ran all.
         """
         source, subject, settings = self.source, self.subject, self.subject.settings
-        run, measured = source.measured_run, source.measured_so_far()
-        evidence, record = measured or subject.evidence_of_nothing(source.plan), run.read_run()
+        evidence, run = source.measured_so_far(), source.measured_run
+        record = run.read_run()
         not_asked = "the session was interrupted" if interrupted else "its test did not ask for a verdict"
         not_asked = f"pytest ended before its test: {stopped}" if stopped else not_asked
         for case in source.selected:  # judge requirements whose tests did not ask, too, without measuring
             if case.id not in self.verdicts:
-                self.verdicts[case.id] = self._judged(case, measured, None if measured else not_asked)
-        judged = [case for case in source.cases if case.id in self.verdicts]
-        verdicts = tuple(self.verdicts[case.id] for case in judged)
+                self.verdicts[case.id] = self._judged(case, evidence, "" if source.evidence else not_asked)
+        judged = {case.id: case for case in source.cases if case.id in self.verdicts}
+        verdicts = tuple(map(self.verdicts.__getitem__, judged))
+        is_simulated = record.is_simulated(evidence.columns.devices)
         slow = {say(because("slow-between", one.hosts, one.because)): set(one.hosts) for one in slow_links(evidence)}
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
         variables = [*notes_on_variables(evidence, source.cases)]
         per_node = (record.devices_present or 0) // evidence.plan.nodes if subject.device_type == "cuda" else 0
         coverage = coverage_of(evidence, source.selected, self.verdicts, record.left_out, per_node)
         facts = RunFacts(
-            verdicts, len(source.cases), interrupted=interrupted, spoiled=spoiled, is_simulated=source.is_simulated,
+            verdicts, len(source.cases), interrupted=interrupted, spoiled=spoiled,
+            is_simulated=is_simulated,
             coverage=replace(coverage, why_paths_are_missing=say(coverage.why_paths_are_missing)),
             not_one_machine=why_not_one_machine(run.read_records()), lost=lost_hosts(run.read_records()),
             silent=source.machine.silent,
             slow_links=tuple(slow), variables=variables, allows_unmeasured=settings.allow_incomplete,
             wrong_data=[say(why) for why in unasked_wrong_data(evidence, probes_asked)],
-            calibrate=subject.calibrate_command(run.path, is_simulated=source.is_simulated),
+            calibrate=subject.calibrate_command(run.path, is_simulated=is_simulated),
         )  # fmt: skip
-        (outcome, why, cause), rehearsed, blockers = conclude(facts), "", other_blockers(facts)
-        if settings.rehearse and facts.is_simulated:
-            as_measured = facts._replace(is_simulated=False)
-            would_be, why_so, _ = concluded = conclude(as_measured)
-            still = other_blockers(as_measured)
-            if still or any(one.blocks(allows_unmeasured=facts.allows_unmeasured) for one in verdicts):
-                (outcome, why, cause), blockers = concluded, still
-            else:
-                rehearsed = f"would be {would_be.replace('_', ' ')}, {say(why_so)}"
+        rehearsed, as_if = "", facts._replace(is_simulated=is_simulated and not settings.rehearse)
+        (outcome, why, cause), blockers = conclude(as_if), other_blockers(as_if)
+        is_blocked = any(one.blocks(allows_unmeasured=facts.allows_unmeasured) for one in verdicts)
+        if as_if != facts and not (blockers or is_blocked):
+            rehearsed = f"would be {outcome.replace('_', ' ')}, {say(why)}"
+            (outcome, why, cause), blockers = conclude(facts), other_blockers(facts)
         reason = say(why)
         if interrupted and outcome == "incomplete" and self.interim.interruption:
             reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in c.hosts}
-        sku = history_sku(self.sku, is_simulated=source.is_simulated)
+        sku = history_sku(self.sku, is_simulated=is_simulated)
         remarks = (
             *(f"{one}, on which no requirement is judged" for one in facts.wrong_data[cause == "wrong-data" :]),
             *variables, *sustained_notes(evidence), *source.notes(verdicts),
@@ -247,7 +233,7 @@ class AcceptanceSession:
         if outcome in ACCEPTING:  # on the site's own bounds, by a whole file of its own, by another file than measured
             used, began_with = subject.thresholds, record.thresholds
             own = own_bounds(used, self.sku)
-            is_own = [case.requirement.key() in own for case in judged]
+            is_own = [case.requirement.key() in own for case in judged.values()]
             others = [replace(one, provisional=one.provisional or it) for one, it in zip(verdicts, is_own, strict=True)]
             further = {
                 "the bounds that it is accepted by": not rests_on_published(others, facts.coverage),
@@ -255,11 +241,10 @@ class AcceptanceSession:
                 "the thresholds since it was measured": began_with is not None and began_with.digests != used.digests,
             }
             altered += tuple(what for what, holds in further.items() if holds)
-        by_id = {case.id: case for case in (*source.cases, *source.selected)}
-        loss = uniform_loss(verdicts, settings.confidence, lambda name, at: judge(by_id[name], evidence, at))
+        loss = uniform_loss(verdicts, settings.confidence, lambda name, at: judge(judged[name], evidence, at))
         return self._judgement(
-            outcome, reason, verdicts, remarks, judged, coverage=facts.coverage, blockers=blockers, altered=altered,
-            allows_unmeasured=facts.allows_unmeasured, simulated=facts.is_simulated, uniform_loss=loss,
+            outcome, reason, verdicts, remarks, judged.values(), coverage=facts.coverage, blockers=blockers,
+            altered=altered, allows_unmeasured=facts.allows_unmeasured, simulated=is_simulated, uniform_loss=loss,
             unfinished=record.is_unfinished, rehearsed=rehearsed,
         )  # fmt: skip
 
@@ -270,7 +255,7 @@ class AcceptanceSession:
         """
         source = self.source
         verdicts = tuple(
-            self._judged(case, evidence, source.why_not(case) or (why if _is_of_history(case) else None), is_last=False)
+            self._judged(case, evidence, source.why_not(case) or why * _is_of_history(case), is_last=False)
             for case in source.selected
         )
         remarks = (*notes_on_variables(evidence, source.cases), *source.notes(verdicts))
@@ -280,7 +265,7 @@ class AcceptanceSession:
 
     def _judgement(
         self, outcome: RunOutcome, reason: str, verdicts: tuple[Verdict, ...], remarks: Iterable[Why],
-        judged: Sequence[AnyCase], **more: Any,
+        judged: Iterable[AnyCase], **more: Any,
     ) -> Judgement:  # fmt: skip
         """A judgement, with what it is based on; of an earlier run also with this session's notes."""
         source, thresholds = self.source, self.subject.thresholds
@@ -298,22 +283,20 @@ class AcceptanceSession:
             not_selected=len(source.cases) - len(verdicts), **more,
         )  # fmt: skip
 
-    def _judged(
-        self, case: AnyCase, evidence: Evidence | None, why_not: str | None, *, is_last: bool = True
-    ) -> Verdict:
-        """The verdict on evidence; without any, or if `why_not` says why, it is not measured.
+    def _judged(self, case: AnyCase, evidence: Evidence, why_not: str, *, is_last: bool = True) -> Verdict:
+        """The verdict on evidence; if `why_not` says why, it is not measured.
 
         The history's spread between launches widens the interval, if it is known and the verdict is the last one.
         """
         confidence = self.subject.settings.confidence
-        if evidence is None or why_not is not None:
-            blank = judge(case, self.subject.evidence_of_nothing(), confidence)
-            return worded(replace(blank, reason=why_not or "", because=None))
+        blank = blank_verdict(case, confidence)
+        if why_not:
+            return replace(blank, reason=why_not)
         if _is_of_history(case):
             try:
                 verdict = judge_regression(case, evidence, self._baseline(evidence), confidence)
             except HistoryError as error:
-                verdict = replace(blank_verdict(case, confidence), outcome="inconclusive", reason=str(error))
+                verdict = replace(blank, outcome="inconclusive", reason=str(error))
         else:
             verdict = worded(judge(case, evidence, confidence))
             if is_last and isinstance(case, Case) and may_be_widened(verdict, case):

@@ -226,7 +226,7 @@ def pytest_sessionfinish(session):
 INTERRUPTING = """
 from pytest_ddpscale.session.session import AcceptanceSession
 
-def judge(self, case, listener):
+def judge(self, case):
     raise KeyboardInterrupt
 
 AcceptanceSession.judge = judge

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.node.survey import GpusHere
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.survey_record import SurveyedGpu
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session import evidence
 from pytest_ddpscale.session import open as opening
@@ -42,9 +41,9 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[InstantGang]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Decide what is here; by default there is no driver."""
 
-    def has(*gpus: SurveyedGpu, **told: Any) -> None:
-        found = GpusHere(gpus, **(told or {"why_none": "" if gpus else "no NVIDIA driver is loaded here"}))
-        monkeypatch.setattr(opening, "gpus_here", lambda: found)
+    def has(*gpus: SurveyedGpu, has_driver: bool = False) -> None:
+        found = Survey("here", 1.0, gpus=gpus, has_driver=has_driver)
+        monkeypatch.setattr(opening, "gpus_here", lambda skus: opening.gpus_of(found, "", skus))
 
     has()
     return has

@@ -19,7 +19,7 @@ from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.approved import assert_approved, masked
 from tests.builders.records import gang_on
-from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu, nothing
+from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu
 from tests.session.conftest import told
 
 # Something done to the run before it is judged.
@@ -29,7 +29,7 @@ Arrange = Callable[[RunDirectory], object]
 @pytest.fixture
 def old(measuring: AcceptanceSession) -> RunDirectory:
     """A run that was measured in full."""
-    measuring.judge(measuring.source.cases[0], nothing)
+    measuring.judge(measuring.source.cases[0])
     measuring.source.close("finished")
     measuring.source.release()
     return measuring.source.measured_run
@@ -113,7 +113,7 @@ def test_a_run_is_judged_by_what_is_there_and_what_it_began_with_and_nothing_is_
             RunLock.acquire(path).release()  # which nobody holds
             continue
         for case in session.source.cases if how == "judge" else ():
-            session.judge(case, nothing)
+            session.judge(case)
         said += [f"{name}: {len(gangs)} launches, {session.source.cases[0].requirement.bound}"]
         said += told(session.conclude(interrupted=False, spoiled=()))
         session.source.release()
@@ -155,7 +155,7 @@ def test_gpus_that_took_no_part_are_not_accepted(
     """Sixteen GPUs, requirements for eight: nothing is known of the other eight."""
     machine(*map(gpu, range(16)))
     session = begun(opened(gpu_sku="gpu"))
-    assert all(session.judge(case, nothing).passed for case in session.source.cases)
+    assert all(session.judge(case).passed for case in session.source.cases)
     judgement = session.conclude(interrupted=False, spoiled=())
     assert judgement.outcome == "partial"
     assert "none of them tested 8 of 16 GPUs: GPU of local rank 8 on here" in judgement.reason

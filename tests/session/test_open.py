@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 from pytest_ddpscale.errors import BadInput, OptionError, SkuError
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.survey_record import SurveyedGpu
 from pytest_ddpscale.session import open as opening
 from pytest_ddpscale.session.open import THIS_MACHINE
 from tests.approved import assert_approved, masked
@@ -28,14 +28,16 @@ IN_WORDS = THRESHOLDS.replace("    requirements: []\n", "    requirements:\n" + 
 ))  # fmt: skip
 CHECKED = {"thresholds": "checked.yaml"}
 GPUS = [gpu(0), gpu(1), gpu(2)]
-# Besides GPUs that answer, one that the driver lists and that does not.
-LOST = {"silent": [SkuError("GPU 1", "GPU is lost", "a GPU that answers")]}
-MACHINES: dict[str, tuple[Sequence[Any], dict[str, Any]]] = {
-    "3 GPUs": (GPUS, {}), "2 GPUs": (GPUS[:2], {}), "1 GPU": (GPUS[:1], {}), "another GPU": ([gpu(0, name="H")], {}),
-    "no GPU": ([], {}), "ranks in words": ([], {}), "GPU 1 of 3 lost": (GPUS[::2], LOST), "GPU 1 lost": ([], LOST),
+# One that the driver lists and that does not answer.
+LOST = SurveyedGpu(1, "", "", "", "", problem="GPU is lost", is_lost=True)
+MACHINES: dict[str, Sequence[SurveyedGpu]] = {
+    "3 GPUs": GPUS, "2 GPUs": GPUS[:2], "1 GPU": GPUS[:1], "another GPU": [gpu(0, name="H")],
+    "GPU 1 of 3 lost": [GPUS[0], LOST, GPUS[2]], "GPU 1 lost": [LOST],
+    "no GPU": [], "ranks in words": [], "driver lists none": [],
     # A GPU that works in the host's memory has none of its own; of another it is a fault.
-    "GPU 2 has no memory": ([*GPUS[:2], replace(gpu(2), memory_bytes=None)], {}),
-    "driver lists none": ([], {"why_none": "the driver lists none", "is_fault": True}),
+    "GPU 2 has no memory": [
+        *GPUS[:2], replace(gpu(2), memory_bytes=None, unreadable={"memory_bytes": "Not Supported"}),
+    ],
 }  # fmt: skip
 CHECK, WORDS = "thresholds=checked.yaml", "thresholds=words.yaml"
 PLANNED = "collect_only ddp_nodes=16 ddp_gpus_per_node="
@@ -105,8 +107,7 @@ def test_sku_and_devices_follow_from_options_and_from_what_is_here(
     said = list[str]()
     for name, every in ASKED.items():
         if name in MACHINES:
-            gpus, driver = MACHINES[name]
-            machine(*gpus, **driver)
+            machine(*MACHINES[name], has_driver="driver" in name)
         else:
             monkeypatch.setattr(opening, "gpus_here", lambda: pytest.fail("NVML was asked"))
         for words in every:
@@ -126,7 +127,7 @@ def test_sku_and_devices_follow_from_options_and_from_what_is_here(
             except BadInput as error:
                 told = str(error)
             said.append(f"{name}, {words}: {told}")
-    assert_approved("machines.txt", masked("\n".join(said).replace(f" of {platform.node()}:", " of HERE:"), tmp_path))
+    assert_approved("machines.txt", masked("\n".join(said), tmp_path))
 
 
 def test_missing_gpus_are_left_to_their_check(files: None, opened: Open, machine: Callable[..., None]) -> None:
@@ -142,7 +143,7 @@ def test_missing_gpus_are_left_to_their_check(files: None, opened: Open, machine
 def test_a_machine_without_gpus_is_judged_by_their_check_only(
     files: None, opened: Open, machine: Callable[..., None]
 ) -> None:
-    machine(**LOST)
+    machine(LOST)
     source = opened(gpu_sku="gpu", ddp_world_sizes="1,4", **CHECKED).source
     source.select(source.cases[1:])
     with pytest.raises(SkuError, match=r"only node_check\[gpus\] can be judged"):

@@ -38,7 +38,7 @@ from pytest_ddpscale.session.session import AcceptanceSession
 from tests.approved import assert_approved, masked
 from tests.builders.json_types import begin
 from tests.builders.records import gang_on, steady_block
-from tests.builders.sessions import InstantGang, Open, nothing, planning
+from tests.builders.sessions import InstantGang, Open, planning
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
 CONCLUDED = ("baseline.json", "plots/a.png", "report.md", "verdicts.json")
@@ -176,7 +176,7 @@ def test_what_is_missing_and_what_may_have_changed_is_set_aside_and_nothing_else
         record = run.read_run()
         said += [f"{record.status} {record.finished_at} {record.operators} {record.noted}", *map(str, record.resumed)]
         said += sorted(str(one.relative_to(run.path)) for one in run.path.rglob("*.*"))
-        said += sorted(f"{one.name}: {one.read_text()}" for one in run.path.glob(f"before-resume-{number - 1}/*.*"))
+        said += sorted(f"{one.name}: {one.read_text()}" for one in run.path.glob(f"before-resume-{number}/*.*"))
     assert_approved("set-aside.txt", masked("\n".join(said), run.path, Path(__file__).parents[2]))
 
 
@@ -208,7 +208,7 @@ def test_what_another_session_measured_until_the_run_was_locked_is_kept(
         return acquire(path)
 
     monkeypatch.setattr(InstantGang, "ends", False)
-    measuring.judge(measuring.source.cases[0], nothing)
+    measuring.judge(measuring.source.cases[0])
     measuring.source.release()
     source = opened(ddp_resume=str(measuring.source.measured_run.path), ddp_run_dir=None).source
     source.select(source.cases)

@@ -77,6 +77,7 @@ class Stage:
     def session(self, unfit: str | None, cluster: Cluster = THREE_NODES, **options: str | None) -> AcceptanceSession:
         """A session about to measure everything."""
         session = self._opened(**{"ddp_unfit": unfit, "ddp_nodes": str(cluster.nodes), **options})
+        vars(session.interim)["hear"] = self.heard.append
         session.source.machine = Machine(cluster, PER_NODE * cluster.nodes)
         session.source.select(session.source.cases)
         session.source.open_run()
@@ -85,7 +86,7 @@ class Stage:
     def judged(self, session: AcceptanceSession) -> Judgement:
         """What a session comes to in which every test asks."""
         for case in session.source.selected:
-            session.judge(case, self.heard.append)
+            session.judge(case)
         session.source.close("finished")
         judgement = session.conclude(interrupted=False, spoiled=())
         session.source.release()
@@ -175,7 +176,7 @@ class TestLeaveOut:
         (tmp_path / "thresholds.yaml").write_text(in_words, encoding="utf-8")
         session = stage.session("leave-out", ddp_nodes="3")
         assert [case.world_size for case in session.source.selected if case.name == "r-all"] == [6]
-        session.judge(session.source.selected[first], stage.heard.append)
+        session.judge(session.source.selected[first])
         judgement = stage.judged(session)
         assert [study.world_size for study in stage.gangs[-1].plan.studies] == [4]
         (verdict,) = (one for one in judgement.verdicts if one.id == "throughput_per_gpu[r-all]")
