@@ -7,7 +7,6 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
 from importlib.metadata import version
 from uuid import uuid4
 
@@ -33,10 +32,8 @@ from pytest_ddpscale.run.evidence import DIED, Evidence, read_evidence
 from pytest_ddpscale.run.reason import Why, because
 from pytest_ddpscale.run.record_lines import AnyRecord, Listener, Unfit
 from pytest_ddpscale.run.records import (
-    GangRecord,
     GangTransport,
     GpuErrors,
-    Lost,
     RunStart,
     StudyEnd,
     gangs_by_number,
@@ -52,6 +49,7 @@ from pytest_ddpscale.run.run_json import OPERATOR, Ending, Resumed, RunRecord, n
 from pytest_ddpscale.run.run_record import ends_of, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey, surveys_of
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Verdict, read_judgement
 from pytest_ddpscale.session.open import (
     THIS_MACHINE,
@@ -60,12 +58,11 @@ from pytest_ddpscale.session.open import (
     Subject,
     load_unchanged,
     look,
-    measured_sku,
     thresholds_path,
     usual_devices,
 )
-from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, cases_for, cases_of, plan_of_cases, training_cases
+from pytest_ddpscale.settings import AUTO, LEAVE_OUT, MEASURE, Settings
+from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, cases_of, plan_of_cases, training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.waiver import today
 from pytest_ddpscale.util.listing import alike, first_few
@@ -87,23 +84,27 @@ def find_source(site: Site) -> EvidenceSource:
         BadInput: thresholds, SKU, options, or the run to judge or resume are invalid.
     """
     settings, sku, path = site.settings, site.settings.gpu_sku, thresholds_path(site)
-    named = settings.judge or settings.resume
-    earlier = None if named is None else RunDirectory.open(named)
-    if earlier is not None and settings.judge is not None:
+    named, thresholds = settings.judge or settings.resume, None
+    earlier = RunDirectory.open(named) if named else None
+    if earlier and settings.judge and not settings.thresholds:
         record = earlier.read_run()
-        by = (record.thresholds, *(one.thresholds for one in record.resumed))  # the latest session's, if it has one
-        used = None if settings.thresholds else next(filter(None, reversed(by)), None)
-        thresholds = load_thresholds(path) if used is None else load_unchanged(used, path)
-        subject = Subject(site, thresholds, measured_sku(thresholds, settings, earlier))
-        return EvidenceSource(subject, Machine(), measured_layout(earlier), earlier)
-    thresholds = load_thresholds(path, of_earlier_run=earlier is not None)
+        if used := [*filter(None, (record.thresholds, *(one.thresholds for one in record.resumed)))]:
+            thresholds = load_unchanged(used[-1], path)
+    thresholds = thresholds or load_thresholds(path, of_earlier_run=settings.resume is not None)
     if earlier is not None:
-        sku = measured_sku(thresholds, settings, earlier)
+        measured = earlier.read_run().sku
+        if sku == AUTO:
+            sku = thresholds.sku_name(measured, where=str(earlier.run_json))
+        elif (sku := thresholds.sku_name(sku)) != thresholds.thresholds.canonical_name(measured):
+            raise SkuError(  # a run is never judged by another SKU's thresholds
+                "--gpu-sku", f"found {sku}, but {earlier.path} was measured on {measured}", measured,
+                f"Omit --gpu-sku, or use --gpu-sku={measured}.",
+            )  # fmt: skip
+        if settings.judge:
+            return EvidenceSource(Subject(site, thresholds, sku), Machine(), measured_layout(earlier), earlier)
         if earlier.is_only_begun:  # killed before it had a plan: measure a new run in its place
             site = replace(site, settings=settings._replace(resume=None, run_dir=earlier.path))
             earlier = None
-        else:
-            unfinished(earlier)  # refused before this machine is looked at
     subject, machine = look(site, thresholds, sku, judges_none=earlier is None)
     per_node = machine.per_node or usual_devices(thresholds.thresholds.skus[subject.sku])
     layout = Layout(machine.cluster.nodes, per_node) if earlier is None else measured_layout(earlier)
@@ -125,7 +126,7 @@ class EvidenceSource:
         judges: whether an earlier run is only judged.
         named: name of a new run directory, after the time.
         announcement: text after "ddpscale judges by FILE" on the terminal.
-        plan: the whole plan; None before requirements are selected.
+        plan: the whole plan; empty before requirements are selected.
         plan_to_measure: the part that this session is to measure; None for nothing, and once it was launched.
         decisive: the requirements that a resumed run was planned with, which decide when its studies end.
         missing: by id how each study of a resumed run ended that is measured anew.
@@ -136,9 +137,8 @@ class EvidenceSource:
     """
 
     announcement = writing_problem = ""
-    plan: Plan | None = None
     plan_to_measure: Plan | None = None
-    decisive: Sequence[AnyCase] | None = None
+    decisive: Sequence[AnyCase] = ()
     run: RunDirectory | None = None
     measured_run: RunDirectory
     evidence: Evidence | None = None
@@ -148,7 +148,7 @@ class EvidenceSource:
         self.subject, self.machine, self.earlier = subject, machine, earlier
         self.judges, self.named = subject.settings.judge is not None, subject.sku
         self.cases, self.selected = cases_for(subject.thresholds, subject.sku, layout), list[AnyCase]()
-        self.missing: dict[str, str] = {}
+        self.plan, self.missing = Plan(subject.sku, subject.device_type, ()), dict[str, str]()
         if earlier is not None:
             self.measured_run = earlier
         if self.judges:
@@ -162,15 +162,19 @@ class EvidenceSource:
             if (one := case.requirement).definition is THROUGHPUT_PER_GPU and one.world_size == 1
         }  # fmt: skip
 
-    @cached_property
+    @property
     def again(self) -> tuple[str, ...]:
         """The command that measures it again: as recorded in the run, else reconstructed."""
         return self.measured_run.read_run().again or self.subject.command_again(self.machine)
 
+    @property
+    def nothing(self) -> Evidence:
+        """The evidence of a run of which nothing was measured."""
+        return Evidence(self.plan, Columns(), {})
+
     def judge_of(self, plan: Plan) -> Judge | None:
         """Decides when a study of the plan has enough rounds; None measures all rounds."""
-        decisive = self.selected if self.decisive is None else self.decisive
-        return Decider(plan, decisive, self.subject.settings.confidence)
+        return Decider(plan, self.decisive or self.selected, self.subject.settings.confidence)
 
     def why_not(self, case: AnyCase) -> str:
         """What this machine, or the thresholds, lack for a requirement; empty if nothing."""
@@ -214,26 +218,50 @@ class EvidenceSource:
         else:
             self.plan, self.evidence = run.read_plan(), self._read()
             if self.subject.settings.rehearse and not run.read_run().is_simulated(self.evidence.columns.devices):
-                found = f"found {run.path}, a run of a real machine"
-                raise OptionError("--ddp-rehearse", found, "a simulated run", "Leave it out to judge this run.")
+                raise OptionError(
+                    "--ddp-rehearse", f"found {run.path}, a run of a real machine", "a simulated run",
+                    "Leave it out to judge this run.",
+                )  # fmt: skip
 
     def go_on(self, run: RunDirectory) -> None:
         """Plan the missing studies of the earlier run, for the same ranks as its whole plan.
 
-        On more, fewer or otherwise arranged devices than it was started with it is refused. Raises as `select`.
+        Raises:
+            RunDirectoryError: the run is broken, simulated, imported, or measured by another version.
+            OptionError: there are more, fewer or otherwise arranged devices than it was started with.
         """
-        (self.decisive, self.missing), self.plan = unfinished(run), run.read_plan()
-        devices, nodes, plan, before = self.machine.devices, self.machine.cluster.nodes, self.plan, run.read_run()
-        if devices is not None and (devices, nodes) != (before.devices_present, plan.nodes):
+        record, records, plan = run.read_run(), run.read_records(), run.read_plan()
+        places = {place.uuid for gang in gangs_by_number(records).values() for place in gang.places}
+        if record.is_simulated(places) or record.is_imported:
+            raise RunDirectoryError(
+                str(run.path), f"was {'imported' if record.is_imported else 'simulated'} and cannot be resumed",
+                "a measured run",
+                f"Judge it with --ddp-judge={run.path}.",
+            )  # fmt: skip
+        measured_by = record.versions.get("pytest_ddpscale")
+        if measured_by != __version__:
+            raise RunDirectoryError(
+                str(run.path), f"was measured by pytest-ddpscale {measured_by}",
+                f"version {__version__}, which runs here",
+                "Rounds of two versions are not comparable: install that one, or start a new run.",
+            )  # fmt: skip
+        try:
+            self.decisive = cases_of(plan.requirements)
+        except ValueError as error:
+            raise broken_file(run.plan_json, f"has invalid content ({error})") from None
+        devices, before, nodes = self.machine.devices, record.devices_present, self.machine.cluster.nodes
+        if devices is not None and (devices, nodes) != (before, plan.nodes):
             raise OptionError(
                 "--ddp-resume",
-                f"{devices} devices on {nodes} nodes are here, not {before.devices_present} on {plan.nodes}",
+                f"{devices} devices on {nodes} nodes are here, not {before} on {plan.nodes}",
                 "those that the run was started with",
                 f"Type --ddp-nodes={plan.nodes} --ddp-gpus-per-node={plan.layout.ranks_per_node}, or start a new run.",
             )
-        self.plan_to_measure = plan.part(self.missing) if self.missing else None
-        planned = len(plan.study_ids)
-        kept = f"{planned - len(self.missing)} of {planned} studies were measured and are kept"
+        measured, planned = studies_measured(records), plan.study_ids
+        ends = dict.fromkeys(planned, "no end") | {study: end.reason for study, end in ends_of(records).items()}
+        self.missing = {study: ends[study] for study in planned if study not in measured}
+        self.plan, self.plan_to_measure = plan, plan.part(self.missing) if self.missing else None
+        kept = f"{len(planned) - len(self.missing)} of {len(planned)} studies were measured and are kept"
         self.announcement = f", and resumes {run.path}: {kept}"
 
     def open_run(self) -> None:
@@ -256,57 +284,48 @@ class EvidenceSource:
         if self.judges:
             self.run, self._lock = judging_directory(self.measured_run, settings.run_dir)
             return
-        checks = [case.requirement.check for case in self.selected if isinstance(case, NodeCase)]
+        checks = [case.requirement.check for case in self.selected]
         if machine.lacks_gpus and "gpus" not in checks:
             raise SkuError(
                 f"--gpu-sku={subject.sku}", machine.silent[0], "a GPU that answers",
                 "Without one, only node_check[gpus] can be judged, and it is not selected.",
             )  # fmt: skip
         launch_on(machine.cluster, settings, subject.device_type)  # refuses a container that cannot be started
-        if self.earlier is not None:
-            self._lock = RunLock.acquire(self.earlier.path)
+        argv, noted, run = tuple(masked_arguments(subject.site.argv)), dict(settings.note), self.earlier
+        if run is not None:
+            self._lock = RunLock.acquire(run.path)
             evidence = self._read()  # refuses a broken run before anything is changed
-            self.go_on(self.earlier)  # with what another session may have measured meanwhile
-            self.begin_again()
-            self.run, self.evidence = self.earlier, None if self.missing else evidence
+            self.go_on(run)  # with what another session may have measured meanwhile
+            run.cut_torn_line()
+            record = run.read_run()
+            began = Resumed(
+                at=now_iso(), argv=argv, status_before=record.status, measured_anew=self.missing, noted=noted,
+                thresholds=subject.used,
+            )  # fmt: skip
+            kept = record.noted | {key: said for key, said in noted.items() if key != OPERATOR}  # operators are listed
+            # First, as its number is that of a folder that nothing is in.
+            run.note(status="running", finished_at=None, resumed=(*record.resumed, began), noted=kept)
+            folder = run.path / f"before-resume-{len(record.resumed) + 1}"  # one, so that links stay valid
+            for path in filter(os.path.exists, (run.path / name for name in _CONCLUSIONS)):
+                folder.mkdir(exist_ok=True)
+                path.rename(folder / path.name)
+            self.run, self.evidence = run, None if self.missing else evidence
             return
         run, self._lock = new_run_directory(settings.run_dir, self.named)
-        is_here = machine.cluster.launcher == THIS_MACHINE.launcher
         record = RunRecord(
             sku=subject.sku, id=uuid4().hex, status="running", started_at=now_iso(),
-            argv=tuple(masked_arguments(subject.site.argv)), again=subject.command_again(machine),
+            argv=argv, again=subject.command_again(machine), noted=noted,
             thresholds=subject.used, devices_present=0 if machine.lacks_gpus else machine.devices,
-            noted=dict(settings.note),
-            load=(round(os.getloadavg()[0], 1), os.cpu_count() or 1) if is_here else None,
+            load=(
+                (round(os.getloadavg()[0], 1), os.cpu_count() or 1)
+                if machine.cluster.launcher == THIS_MACHINE.launcher else None
+            ),
             versions={"python": platform.python_version(), "pytest": version("pytest"), "pytest_ddpscale": __version__},
         )  # fmt: skip
         # First, so that a run killed from here on is recognised and can be restarted in its directory.
         run.write_json(run.run_json, record)
         run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run
-
-    def begin_again(self) -> None:
-        """Record the session's start, and move the conclusions of the earlier run into one folder, so that links
-        between them stay valid. The run must be locked.
-
-        Raises:
-            RunDirectoryError: run.json is broken or cannot be written.
-            OSError: a file cannot be moved.
-        """
-        run, noted = self.measured_run, dict(self.subject.settings.note)
-        record = run.read_run()
-        run.cut_torn_line()
-        began = Resumed(
-            at=now_iso(), argv=tuple(masked_arguments(self.subject.site.argv)), status_before=record.status,
-            measured_anew=self.missing, noted=noted, thresholds=self.subject.used,
-        )  # fmt: skip
-        kept = record.noted | {key: said for key, said in noted.items() if key != OPERATOR}  # operators are listed
-        # First, as its number is that of a folder that nothing is in.
-        run.note(status="running", finished_at=None, resumed=(*record.resumed, began), noted=kept)
-        folder = run.path / f"before-resume-{len(record.resumed) + 1}"
-        for path in filter(os.path.exists, (run.path / name for name in _CONCLUSIONS)):
-            folder.mkdir(exist_ok=True)
-            path.rename(folder / path.name)
 
     def measure(self, listener: Listener) -> Evidence:
         """The evidence, measured first if necessary, once.
@@ -338,14 +357,13 @@ class EvidenceSource:
         def is_measured_anew(record: AnyRecord) -> bool:
             if isinstance(record, Survey):
                 return record.host not in left_out
-            if isinstance(record, PostMortem | GangTransport | GpuErrors):
-                return True
-            return not isinstance(record, RunStart | GangRecord | Lost) and record.study in (*self.missing, SURVEY)
+            is_of_hardware = isinstance(record, PostMortem | GangTransport | GpuErrors)
+            return is_of_hardware or getattr(record, "study", "") in (*self.missing, SURVEY)
 
         self.measured_run.set_aside(is_measured_anew)
 
     def _launch(self, plan: Plan, listener: Listener) -> None:
-        settings, run, device_type = self.subject.settings, self.measured_run, self.subject.device_type
+        subject, settings, run = self.subject, self.subject.settings, self.measured_run
         unfit: dict[str, str] = {}
 
         def admit(surveys: Sequence[Survey]) -> str:
@@ -361,8 +379,9 @@ class EvidenceSource:
                 refused = unfit_nodes(*given, hopeless=True)
             return "; ".join(alike({host: f"{host}: {say(why)}" for host, why in refused.items()}))
 
-        is_isolated, samples_per_s = settings.is_isolated, self.expected_samples_per_s
-        expected_s = estimate(plan, isolate=is_isolated, samples_per_s=samples_per_s).most_seconds
+        expected_s = estimate(
+            plan, isolate=settings.is_isolated, samples_per_s=self.expected_samples_per_s
+        ).most_seconds
         startup_s = max(STARTUP_S, settings.inactivity_limit_s)
         limits = Limits(
             budget_s=settings.budget_s, inactivity_s=settings.inactivity_limit_s, startup_s=startup_s,
@@ -371,30 +390,26 @@ class EvidenceSource:
             total_s=None if plan.training_runs else 5 * expected_s + startup_s,
         )  # fmt: skip
         supervisor = Supervisor(
-            launch_on(self.machine.cluster, settings, device_type), run, limits, listener,
-            isolate=is_isolated, judge=self.judge_of(plan), admit=admit,
+            launch_on(self.machine.cluster, settings, subject.device_type), run, limits, listener,
+            isolate=settings.is_isolated, judge=self.judge_of(plan), admit=admit,
         )  # fmt: skip
         if not run.read_records():
             run.append_record(RunStart(id=run.read_run().id))
         try:
             supervisor.measure(plan)
         except NotAdmitted as refusal:
-            self._without_unfit_nodes(plan, unfit, str(refusal), listener)
-
-    def _without_unfit_nodes(self, plan: Plan, unfit: Mapping[str, str], in_words: str, listener: Listener) -> None:
-        """Measure on the remaining nodes if requested and possible, else measure nothing."""
-        run, subject = self.measured_run, self.subject
-        cluster, per_node = self.machine.cluster.without(unfit), self.machine.per_node
-        # Only for a whole plan: other measurements are compared with earlier ones on all nodes.
-        may_choose = subject.settings.unfit == LEAVE_OUT and plan is self.plan
-        if cluster is None or per_node is None or not may_choose:
-            why = f"nothing was measured: {in_words}"
+            why = f"nothing was measured: {refusal}"
+        else:
+            return
+        # Measure a whole plan on the other nodes; other results are compared with earlier ones on all nodes.
+        cluster = self.machine.cluster.without(unfit)
+        if cluster is None or settings.unfit != LEAVE_OUT or plan is not self.plan:
             run.append_records([StudyEnd(study, "error", why) for study in plan.study_ids])
             return
-        self.machine = replace(self.machine, cluster=cluster, devices=per_node * cluster.nodes)
-        run.note(devices_present=self.machine.devices, left_out=dict(unfit))
+        self.machine = replace(self.machine, cluster=cluster)
+        run.note(devices_present=self.machine.devices, left_out=unfit)
         # On fewer nodes `all` means fewer ranks; requirements on more nodes stay, unmeasured.
-        cases = cases_for(subject.thresholds, subject.sku, Layout(cluster.nodes, per_node))
+        cases = cases_for(subject.thresholds, subject.sku, Layout(cluster.nodes, self.machine.per_node or 1))
         now = {case.id: case for case in cases}
         self.cases, self.selected = ([now.get(one.id, one) for one in some] for some in (self.cases, self.selected))
         self.plan = self.plan_for(self.selected)
@@ -415,7 +430,7 @@ class EvidenceSource:
         """The measurements, even of an interrupted run; of nothing if measuring did not begin."""
         if self.evidence is None and self.measured_run.measurements_jsonl.exists():
             self.evidence = self._read()
-        return self.evidence or self.subject.evidence_of_nothing(self.plan)
+        return self.evidence or self.nothing
 
     def _read(self) -> Evidence:
         """The evidence in the measured run; a broken baseline is refused, too, so that it does not look like a failed
@@ -432,17 +447,17 @@ class EvidenceSource:
             yield because("judged-from", str(run.path))
             with suppress(RunDirectoryError):
                 is_a_part = len(self.selected) < len(self.cases)
-                if is_a_part and (judged := read_judgement(run.verdicts_json)).outcome == "rejected":
-                    why = f"the verdicts.json of the run itself rejects it ({judged.reason})"
-                    yield f"only a part is judged here: {why}"
+                if is_a_part and (whole := read_judgement(run.verdicts_json)).outcome == "rejected":
+                    of_all = f"the verdicts.json of the run itself rejects it ({whole.reason})"
+                    yield f"only a part is judged here: {of_all}"
             if record.is_unfinished:
                 yield f"run.json says {record.status}: its session did not end regularly, or still runs"
             yield from record.notes
         if unseen := remark_on_unseen_loss(self.subject.device_type, self.cases, self.selected):
             yield unseen
         if seen is not None:
-            limit = thresholds.thresholds.skus[self.subject.sku].peers.computing
-            yield from (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *device_notes(seen))
+            peers = thresholds.thresholds.skus[self.subject.sku].peers
+            yield from (*rank_notes(seen, peers.computing, verdicts), *pace_notes(seen), *device_notes(seen))
         yield from alike({host: f"{host} was left out: {why}" for host, why in record.left_out.items()})
         unbound = dict[str, dict[str, None]]()  # ranks by reason
         for gang in gangs_by_number(run.read_records()).values():
@@ -464,35 +479,6 @@ class EvidenceSource:
             self.writing_problem = str(self.measured_run.unwritten(self.measured_run.path, error))
 
 
-def unfinished(run: RunDirectory) -> tuple[Sequence[AnyCase], dict[str, str]]:
-    """The requirements that an earlier run was planned with, and by id how each of its unfinished studies ended.
-
-    Raises:
-        RunDirectoryError: the run is broken, simulated, imported, or measured by another version.
-    """
-    record, records = run.read_run(), run.read_records()
-    devices = {place.uuid for gang in gangs_by_number(records).values() for place in gang.places}
-    if record.is_simulated(devices) or record.is_imported:
-        what = "imported" if record.is_imported else "simulated"
-        raise RunDirectoryError(
-            str(run.path), f"was {what} and cannot be resumed", "a measured run",
-            f"Judge it with --ddp-judge={run.path}.",
-        )  # fmt: skip
-    measured_by = record.versions.get("pytest_ddpscale")
-    if measured_by != __version__:
-        raise RunDirectoryError(
-            str(run.path), f"was measured by pytest-ddpscale {measured_by}", f"version {__version__}, which runs here",
-            "Rounds of two versions are not comparable: install that one, or start a new run.",
-        )  # fmt: skip
-    plan, measured, ends = run.read_plan(), studies_measured(records), ends_of(records)
-    try:
-        decisive = cases_of(plan.requirements)
-    except ValueError as error:
-        raise broken_file(run.plan_json, f"has invalid content ({error})") from None
-    missing = [study for study in plan.study_ids if study not in measured]
-    return decisive, {study: ends[study].reason if study in ends else "no end" for study in missing}
-
-
 def measured_layout(earlier: RunDirectory) -> Layout:
     """The nodes of an earlier run, with all devices of each, whether ranks used them or not.
 
@@ -501,8 +487,10 @@ def measured_layout(earlier: RunDirectory) -> Layout:
     """
     plan, present = earlier.read_plan(), earlier.read_run().devices_present
     if any(study.launch > 1 for study in plan.studies):
-        path, found = str(earlier.plan_json), "has studies of several launches"
-        raise RunDirectoryError(path, found, "one launch", "Runs on several days measure several.")
+        raise RunDirectoryError(
+            str(earlier.plan_json), "has studies of several launches", "one launch",
+            "Runs on several days measure several.",
+        )  # fmt: skip
     per_node = -(-(present or 0) // plan.nodes)
     return Layout(plan.nodes, max(per_node, plan.layout.ranks_per_node))
 

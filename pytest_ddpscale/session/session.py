@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeGuard
+from functools import cached_property
+from typing import Any
 
 from pytest_ddpscale.errors import BadInput, HistoryError, OptionError
 from pytest_ddpscale.history.regression import Baseline, judge_regression, may_be_widened, with_launch_deviation
@@ -35,9 +36,6 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, json_of, t
 from pytest_ddpscale.thresholds.changes import own_bounds
 from pytest_ddpscale.thresholds.waiver import today
 
-# The judgement of evidence if the run ended now, why a study has no end yet, and the judgement's reason.
-SoFar = Callable[[Evidence, str, str], Judgement]
-
 # Largest shares of the time: of interim judging, which takes seconds on many nodes, and of putting progress in.
 _LARGEST_SHARE = 0.05
 LARGEST_SHARE_OF_PROGRESS = 0.005
@@ -53,7 +51,7 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
         return tuple(run.spoiled)
     if run.allows_unmeasured:
         measured = [v for v in run.verdicts if v.outcome != "not_measured"]
-        run = run._replace(verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
+        run = run._replace(verdicts=measured, required=run.required - len(run.verdicts) + len(measured))
     outcome, reason, cause = conclude(run)
     return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", say(reason), cause),)
 
@@ -69,8 +67,8 @@ class Interim:
         interruption: when and why measuring was interrupted; empty if it was not.
     """
 
-    def __init__(self, source: EvidenceSource, so_far: SoFar, now: Callable[[], float] = time.monotonic) -> None:
-        self._source, self._so_far, self._now = source, so_far, now
+    def __init__(self, session: AcceptanceSession, now: Callable[[], float] = time.monotonic) -> None:
+        self._session, self._source, self._now = session, session.source, now
         self.show: Callable[[str, bool], None] = lambda line, passing: None
         self.interruption = self._page = ""
         self._progress: Progress | None = None
@@ -84,9 +82,9 @@ class Interim:
                 plan, lambda *said: self.show(*said), self._now, source.expected_samples_per_s,
                 budget_s=source.subject.settings.budget_s,
             )  # fmt: skip
-            nothing, why = source.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
+            nothing, why = source.nothing, "no requirement has been judged yet"
             with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
-                self._put_page(self._so_far(nothing, why, why), nothing)
+                self._put_page(self._session.so_far(nothing, why, why), nothing)
 
     def hear(self, record: AnyRecord | Notice) -> None:
         """Process one record or notice."""
@@ -102,7 +100,7 @@ class Interim:
         began_s = self._now()
         if isinstance(record, StudyEnd) and record.reason != "interrupted" and began_s >= self._next_judging_s:
             self._judge(f"measuring was still running when this was written at {now_iso()}")
-            self._next_judging_s = self._now() + (self._now() - began_s) / _LARGEST_SHARE
+            self._next_judging_s = began_s + (self._now() - began_s) / _LARGEST_SHARE
 
     def _judge(self, why: str, *, is_last: bool = False) -> None:
         """Judge what was measured and write its reports."""
@@ -112,7 +110,7 @@ class Interim:
             studies = evidence.plan.study_ids
             ended = ends_of(run.read_records()).keys() & set(studies)
             done = f"{len(ended)} of {len(studies)} studies had ended; --ddp-resume={run.path} measures the others"
-            judgement = self._so_far(evidence, why, f"{why}; {done}")
+            judgement = self._session.so_far(evidence, why, f"{why}; {done}")
             write_reports(run, judgement, run.read_run(), evidence, is_final=is_last)
             if not is_last:
                 self._put_page(judgement, evidence)
@@ -127,8 +125,7 @@ class Interim:
             began_s = self._now()
             self._next_progress_s = began_s + REFRESH_S  # also if the disk is full
             write_live_page(self._source.measured_run, self._page, self._progress.section(now_iso()))
-            spent_s = self._now() - began_s
-            self._next_progress_s = began_s + max(REFRESH_S, spent_s / LARGEST_SHARE_OF_PROGRESS)
+            self._next_progress_s = began_s + max(REFRESH_S, (self._now() - began_s) / LARGEST_SHARE_OF_PROGRESS)
 
 
 class AcceptanceSession:
@@ -142,13 +139,13 @@ class AcceptanceSession:
         self.subject, self.sku = source.subject, source.subject.sku
         self.history_file = source.subject.settings.history or DEFAULT_HISTORY
         self.verdicts: dict[str, Verdict] = {}
-        self.interim = Interim(source, self.so_far)
+        self.interim = Interim(self)
 
     def judge(self, case: AnyCase) -> Verdict:
         """The verdict on one requirement, measured first if necessary."""
         source = self.source
         if case.id not in self.verdicts:
-            evidence = source.subject.evidence_of_nothing()
+            evidence = source.nothing
             if not source.why_not(case):
                 evidence = source.measure(self.interim.hear)
                 # The case may now be for fewer nodes.
@@ -164,13 +161,13 @@ class AcceptanceSession:
         """
         for case in training_cases(self.source.cases):
             one, question = case.requirement, case.question
-            is_asked = (one.metric, one.workload, case.world_size) == (metric, workload, world_size)
-            if not is_asked or one.definition.takes_versus or one.definition.takes_peak:
+            of = one.metric, one.workload, case.world_size
+            if of != (metric, workload, world_size) or one.definition.takes_versus or one.definition.takes_peak:
                 continue
             evidence = self.source.measure(self.interim.hear)
             study = matching_study(evidence.plan, question)
             if study is not None and set(question.arms) <= set(study.arms):
-                return [float(value) for value in samples_of(question, evidence)]
+                return list(map(float, samples_of(question, evidence)))
         raise OptionError(
             "run.samples", f"found {metric} of {workload} at world size {world_size}, which is not measured",
             "what a selected requirement needs",
@@ -189,7 +186,8 @@ class AcceptanceSession:
         evidence, run = source.measured_so_far(), source.measured_run
         record = run.read_run()
         not_asked = "the session was interrupted" if interrupted else "its test did not ask for a verdict"
-        not_asked = f"pytest ended before its test: {stopped}" if stopped else not_asked
+        if stopped:
+            not_asked = f"pytest ended before its test: {stopped}"
         for case in source.selected:  # judge requirements whose tests did not ask, too, without measuring
             if case.id not in self.verdicts:
                 self.verdicts[case.id] = self._judged(case, evidence, "" if source.evidence else not_asked)
@@ -212,29 +210,28 @@ class AcceptanceSession:
             calibrate=subject.calibrate_command(run.path, is_simulated=is_simulated),
         )  # fmt: skip
         rehearsed, as_if = "", facts._replace(is_simulated=is_simulated and not settings.rehearse)
-        (outcome, why, cause), blockers = conclude(as_if), other_blockers(as_if)
-        is_blocked = any(one.blocks(allows_unmeasured=facts.allows_unmeasured) for one in verdicts)
-        if as_if != facts and not (blockers or is_blocked):
-            rehearsed = f"would be {outcome.replace('_', ' ')}, {say(why)}"
-            (outcome, why, cause), blockers = conclude(facts), other_blockers(facts)
+        outcome, why, cause = conclude(as_if)
+        if as_if != facts and outcome in (*ACCEPTING, "partial"):
+            rehearsed, as_if = f"would be {outcome.replace('_', ' ')}, {say(why)}", facts
+            outcome, why, cause = conclude(facts)
         reason = say(why)
         if interrupted and outcome == "incomplete" and self.interim.interruption:
             reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in c.hosts}
-        sku = history_sku(self.sku, is_simulated=is_simulated)
         remarks = (
             *(f"{one}, on which no requirement is judged" for one in facts.wrong_data[cause == "wrong-data" :]),
             *variables, *sustained_notes(evidence), *source.notes(verdicts),
             *(f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused),
             *(f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)),
-            *filter(None, [recent_runs(run, self.history_file, sku, evidence)]),
+            recent_runs(run, self.history_file, history_sku(self.sku, is_simulated=is_simulated), evidence),
         )  # fmt: skip
         altered = subject.altered
         if outcome in ACCEPTING:  # on the site's own bounds, by a whole file of its own, by another file than measured
             used, began_with = subject.thresholds, record.thresholds
             own = own_bounds(used, self.sku)
-            is_own = [case.requirement.key() in own for case in judged.values()]
-            others = [replace(one, provisional=one.provisional or it) for one, it in zip(verdicts, is_own, strict=True)]
+            others = [
+                replace(one, provisional=True) if judged[one.id].requirement.key() in own else one for one in verdicts
+            ]
             further = {
                 "the bounds that it is accepted by": not rests_on_published(others, facts.coverage),
                 "the whole thresholds file": not used.rests_on_packaged,
@@ -243,9 +240,9 @@ class AcceptanceSession:
             altered += tuple(what for what, holds in further.items() if holds)
         loss = uniform_loss(verdicts, settings.confidence, lambda name, at: judge(judged[name], evidence, at))
         return self._judgement(
-            outcome, reason, verdicts, remarks, judged.values(), coverage=facts.coverage, blockers=blockers,
-            altered=altered, allows_unmeasured=facts.allows_unmeasured, simulated=is_simulated, uniform_loss=loss,
-            unfinished=record.is_unfinished, rehearsed=rehearsed,
+            outcome, reason, verdicts, remarks, judged.values(), altered=altered, uniform_loss=loss,
+            coverage=facts.coverage, blockers=other_blockers(as_if), allows_unmeasured=settings.allow_incomplete,
+            simulated=is_simulated, unfinished=record.is_unfinished, rehearsed=rehearsed,
         )  # fmt: skip
 
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
@@ -270,7 +267,7 @@ class AcceptanceSession:
         """A judgement, with what it is based on; of an earlier run also with this session's notes."""
         source, thresholds = self.source, self.subject.thresholds
         run, noted = source.measured_run, self.subject.settings.note if source.judges else ()
-        reasons = tuple(because("text", one) if isinstance(one, str) else one for one in remarks)
+        reasons = tuple(because("text", one) if isinstance(one, str) else one for one in remarks if one)
         basis = {
             "judged_at": now_iso(), "thresholds_path": str(thresholds.path), "thresholds_sha256": thresholds.sha256,
             "measurements_path": str(run.measurements_jsonl), **run.digests(),
@@ -294,32 +291,29 @@ class AcceptanceSession:
             return replace(blank, reason=why_not)
         if _is_of_history(case):
             try:
-                verdict = judge_regression(case, evidence, self._baseline(evidence), confidence)
+                verdict = judge_regression(case, evidence, self._baseline, confidence)
             except HistoryError as error:
                 verdict = replace(blank, outcome="inconclusive", reason=str(error))
         else:
             verdict = worded(judge(case, evidence, confidence))
             if is_last and isinstance(case, Case) and may_be_widened(verdict, case):
                 try:
-                    if baseline := self._baseline(evidence):
+                    if baseline := self._baseline:
                         verdict = with_launch_deviation(verdict, case, evidence, baseline)
                 except HistoryError as error:
                     unknown = f"spread between launches is unknown: {error}"
                     verdict = replace(verdict, notes=(*verdict.notes, unknown))
         return worded(with_waiver(verdict, case, evidence, today()))
 
-    def _baseline(self, evidence: Evidence) -> Baseline | None:
+    @cached_property
+    def _baseline(self) -> Baseline | None:
         """The nodes' earlier results, saved once beside the verdicts that use them. Raises HistoryError."""
         source, run = self.source, self.source.run
-
-        def find_out() -> Baseline | None:
-            found = baseline_of(source.measured_run, self.history_file, self.sku, evidence)
-            if found is not None and run is not None and not (source.writing_problem or run.baseline_json.exists()):
-                with source.writing():
-                    run.write_json(run.baseline_json, found)
-            return found
-
-        return evidence.once("baseline", find_out)
+        found = baseline_of(source.measured_run, self.history_file, self.sku, source.measured_so_far())
+        if found is not None and run is not None and not (source.writing_problem or run.baseline_json.exists()):
+            with source.writing():
+                run.write_json(run.baseline_json, found)
+        return found
 
     def remember(self, judgement: Judgement) -> str:
         """Add a new run to the site's history. Returns why that failed; empty if it did not.
@@ -334,6 +328,6 @@ class AcceptanceSession:
         return ""
 
 
-def _is_of_history(case: AnyCase) -> TypeGuard[NodeCase]:
+def _is_of_history(case: AnyCase) -> bool:
     """Whether a requirement compares with earlier runs."""
-    return isinstance(case, NodeCase) and case.requirement.definition.subject == "node"
+    return case.requirement.definition.subject == "node"

@@ -256,7 +256,6 @@ class SuiteSource(EvidenceSource):
         self.open_run()
         ending: Ending = "interrupted"
         try:
-            assert self.plan is not None  # since it was made
             if self.plan_to_measure is not None:
                 self.measure(self._progress(self.plan_to_measure))
             more, is_first = None, len(self.plan.study_ids) == len(self._first.study_ids)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.report import charts
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session import evidence
@@ -17,7 +18,11 @@ from pytest_ddpscale.session.evidence import find_source
 from pytest_ddpscale.session.open import Site
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.settings import settings_from
-from tests.builders.sessions import THRESHOLDS, InstantGang, Open
+from tests.builders.sessions import THRESHOLDS, InstantGang, Open, not_drawn
+
+WITH_CHECK = THRESHOLDS.replace("'^G$'}", "'^G$'}\n    requirements: [{check: gpus, severity: fail}]")
+# A GPU that the driver lists and that does not answer.
+LOST = SurveyedGpu(1, "", "", "", "", problem="GPU is lost", is_lost=True)
 
 
 def told(judgement: Judgement) -> Iterator[str]:
@@ -50,8 +55,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path, machine: Callable[..., None]) -> Open:
+def opened(tmp_path: Path, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Open:
     """Open a session, on the CPU with two ranks unless options say otherwise."""
+    monkeypatch.setattr(charts, "_drawn", not_drawn)  # drawing takes a third of a session
     path = tmp_path / "thresholds.yaml"
     path.write_text(THRESHOLDS, encoding="utf-8")
 

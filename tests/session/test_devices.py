@@ -52,9 +52,9 @@ def test_what_is_here_is_used_and_of_nodes_elsewhere_the_user_says_how_many_they
             settings = settings_from(
                 {f"ddp_{word.split('=')[0]}": word.split("=")[1] for word in words.split()}, {}, {}
             )
-            how: Any = {"collect_only": bool(planned), "cluster": CLUSTERS[cluster]}
+            of: Any = CLUSTERS[cluster], kind, int(gpus)
             try:
-                found = str(devices_per_node(settings, kind, int(gpus), **how))  # type: ignore[arg-type]
+                found = str(devices_per_node(settings, *of, plans=bool(planned)))
             except OptionError as error:
                 found = str(error)
             said.append(f"{name}, {words or 'no option'}: {found}")

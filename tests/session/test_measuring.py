@@ -27,7 +27,6 @@ def test_only_what_is_selected_and_fits_is_planned(opened: Open) -> None:
     source = opened(ddp_block="7s").source
     for cases, arms in ((source.cases, ["alone", "ddp@2", "each@2"]), (source.cases[:1], ["alone"])):
         source.select(cases)
-        assert source.plan is not None
         [study] = source.plan.studies  # 8 ranks do not fit
         assert (study.id, [arm.name for arm in study.arms]) == ("weak/r", arms)
         assert (study.rounds, study.block_s) == (FEWEST_ROUNDS, 7.0)

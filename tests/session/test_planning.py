@@ -42,7 +42,6 @@ PLANNED: dict[str, tuple[EvidenceSource, Sequence[AnyCase]]] = {
     "spread over two nodes": (planning(16, TWO), [SPREAD]),
     "what thresholds lack": (planning(8, TWO), [replace(EIGHT, missing=ABSENT), training(1)]),
     "probes beside training": (planning(), [EIGHT, ALL_REDUCES, PRODUCTS, probe_case(ALL_REDUCE, 20.0)]),
-    "four GPUs of three nodes": (planning(24, THREE), [training(4)]),
     "and a check": (planning(24, THREE), [training(4), GPUS]),
     "and a probe": (planning(24, THREE), [training(4), PRODUCTS]),
     "a pace": (planning(ddp_rounds="9", ddp_block="7s", ddp_inactivity_limit="10m"), [EIGHT]),
