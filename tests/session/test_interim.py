@@ -65,15 +65,13 @@ def half(measuring: AcceptanceSession, gangs: list[InstantGang], monkeypatch: py
 def test_verdicts_are_written_after_a_study_and_the_run_is_incomplete(half: Half) -> None:
     half.interim.begin()
     half.interim.hear(END)
-    judgement = half.judgement
-    assert judgement.outcome == "incomplete"
-    assert "measuring was still running when this was written at 20" in judgement.reason
+    judgement, running = half.judgement, "easuring was still running when this was written at 20"
+    assert (judgement.outcome, half.session.verdicts) == ("incomplete", {}), "nothing is settled by it"
+    assert running in judgement.reason
+    assert running in half.page
     assert f"1 of 1 studies had ended; --ddp-resume={half.run.path}" in judgement.reason
-    assert "passed" in {verdict.outcome for verdict in judgement.verdicts}
-    assert any(verdict.value == pytest.approx(SAMPLES_PER_S) for verdict in judgement.verdicts)
+    assert any(one.passed and one.value == pytest.approx(SAMPLES_PER_S) for one in judgement.verdicts)
     assert "INCOMPLETE" in (half.run.path / "report.md").read_text("utf-8")
-    assert "Measuring was still running when this was written at 20" in half.page
-    assert half.session.verdicts == {}, "nothing is settled by it"
 
 
 def test_of_a_study_that_goes_on_they_are_not_measured_yet_and_no_error(half: Half) -> None:
@@ -98,8 +96,7 @@ def test_of_a_session_that_somebody_ends_they_are_there_at_once_with_when_and_wh
     assert half.judgement.reason.startswith("interrupted at 20")
     assert ": the job was cancelled; 1 of " in half.judgement.reason
     final = half.session.conclude(interrupted=True, spoiled=())
-    assert final.outcome == "incomplete"
-    assert final.reason.startswith("interrupted at 20")
+    assert (final.outcome, final.reason[:17]) == ("incomplete", "interrupted at 20")
 
 
 def test_they_take_a_twentieth_of_the_time_at_most(half: Half, monkeypatch: pytest.MonkeyPatch) -> None:
