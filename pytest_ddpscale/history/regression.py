@@ -36,7 +36,7 @@ from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import BY_VARIABLE, PARTLY_KNOWN, THIS_LAUNCH_ONLY, WRONG_DATA, Culprit, Flag, Verdict
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -126,7 +126,7 @@ def missing_gpus(before: Mapping[KeyValueSeries, Sequence[str]], now: Iterable[K
     return sorted(found)
 
 
-def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | None, confidence: float) -> Verdict:
+def judge_regression(case: AnyCase, evidence: Evidence, baseline: Baseline | None, confidence: float) -> Verdict:
     """The verdict on ``no_regression``: no value may be below the least ratio to earlier runs, by joint intervals.
 
     Returns:

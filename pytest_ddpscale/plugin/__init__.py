@@ -181,7 +181,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     is_picky = config.option.keyword or config.option.markexpr or config.args_source == pytest.Config.ArgsSource.ARGS
     if not (items or is_picky or _was_asked(config)):
         return ["ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine, =cpu its CPU"]
-    if source is None or source.plan is None:
+    if source is None or not source.selected:
         return []
     from pytest_ddpscale.report.listings import plan_lines, shortened
 

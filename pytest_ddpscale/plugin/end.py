@@ -83,7 +83,7 @@ def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSessi
         stopped = one_line(str(session.shouldstop or session.shouldfail or ""))
         judgement = acceptance.conclude(interrupted=interrupted, spoiled=told.spoiled, stopped=stopped)
         record = source.measured_run.read_run()
-        evidence = source.measured_so_far() or acceptance.subject.evidence_of_nothing(source.plan)
+        evidence = source.measured_so_far()
     except BadInput as error:  # the run directory broke meanwhile, so nothing can be concluded
         told.problems.append(str(error))
     else:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.plugin.items import session_of, source_of
+from pytest_ddpscale.plugin.items import session_of
 from pytest_ddpscale.util.printable import shell_line
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.record_lines import Listener
     from pytest_ddpscale.run.verdicts import Verdict
     from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.thresholds.cases import AnyCase
@@ -22,10 +21,10 @@ _LOG_EVERY_S = 60.0
 
 
 class Run:  # every pytest session creates the class, and a dataclass or named tuple takes half a millisecond
-    """The measurements of this session, made when first needed, with progress shown to the listener."""
+    """The measurements of this session, made when first needed."""
 
-    def __init__(self, session: AcceptanceSession, listener: Listener) -> None:
-        self.session, self.listener = session, listener
+    def __init__(self, session: AcceptanceSession) -> None:
+        self.session = session
 
     @property
     def sku(self) -> str:
@@ -47,7 +46,7 @@ class Run:  # every pytest session creates the class, and a dataclass or named t
         Raises:
             OptionError: no requirement has that metric, workload and world size, or the plan does not measure it.
         """
-        return self.session.samples(metric, workload, world_size, self.listener)
+        return self.session.samples(metric, workload, world_size)
 
 
 class RequirementNotMet(AssertionError):
@@ -69,7 +68,7 @@ class ItemVerdict:
         """Outcome, value, interval, bound and culprits."""
         session = self.run.session
         try:
-            return session.judge(self.case, self.run.listener)
+            return session.judge(self.case)
         except KeyboardInterrupt:
             # Otherwise pytest shows a line of our code, and how to see its traceback.
             raise pytest.exit.Exception(session.interim.interruption or "interrupted") from None
@@ -120,7 +119,9 @@ def requirement(request: pytest.FixtureRequest) -> JudgeableRequirement:
 @pytest.fixture(scope="session")
 def run(request: pytest.FixtureRequest) -> Run:
     """The measurements of this session."""
-    return Run(session_of(request.config), _progress(request.config))
+    session = session_of(request.config)
+    _show_progress(session, request.config)
+    return Run(session)
 
 
 @pytest.fixture
@@ -129,15 +130,14 @@ def verdict(requirement: JudgeableRequirement, run: Run) -> ItemVerdict:
     return requirement.judge(run)
 
 
-def _progress(config: pytest.Config) -> Listener:
-    """A listener that shows the progress of the session's run on the terminal, bypassing pytest's capturing."""
-    from pytest_ddpscale.report.while_measuring import Progress, load_warning
+def _show_progress(session: AcceptanceSession, config: pytest.Config) -> None:
+    """Have the progress of the session's run shown on the terminal, bypassing pytest's capturing."""
+    from pytest_ddpscale.report.while_measuring import load_warning
 
-    source = source_of(config)
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
     capture: Any = config.pluginmanager.getplugin("capturemanager")
-    if source.plan_to_measure is None or reporter is None or capture is None:
-        return lambda record: None
+    if session.source.plan_to_measure is None or reporter is None or capture is None:
+        return
     last_shown_s = 0.0
 
     def show(line: str, passing: bool) -> None:
@@ -154,5 +154,4 @@ def _progress(config: pytest.Config) -> Listener:
 
     if warning := load_warning(os.getloadavg()[0], os.cpu_count() or 1):
         show(warning, False)
-    samples_per_s, budget_s = source.expected_samples_per_s, source.subject.settings.budget_s
-    return Progress(source.plan_to_measure, show, samples_per_s=samples_per_s, budget_s=budget_s)
+    session.interim.show = show

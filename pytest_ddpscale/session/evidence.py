@@ -7,9 +7,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
 from importlib.metadata import version
-from itertools import count
 from uuid import uuid4
 
 from pytest_ddpscale import __version__
@@ -34,10 +32,8 @@ from pytest_ddpscale.run.evidence import DIED, Evidence, read_evidence
 from pytest_ddpscale.run.reason import Why, because
 from pytest_ddpscale.run.record_lines import AnyRecord, Listener, Unfit
 from pytest_ddpscale.run.records import (
-    GangRecord,
     GangTransport,
     GpuErrors,
-    Lost,
     RunStart,
     StudyEnd,
     gangs_by_number,
@@ -48,12 +44,12 @@ from pytest_ddpscale.run.run_directory import (
     broken_file,
     judging_directory,
     new_run_directory,
-    not_writable,
 )
 from pytest_ddpscale.run.run_json import OPERATOR, Ending, Resumed, RunRecord, now_iso
 from pytest_ddpscale.run.run_record import ends_of, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey, surveys_of
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Verdict, read_judgement
 from pytest_ddpscale.session.open import (
     THIS_MACHINE,
@@ -62,12 +58,11 @@ from pytest_ddpscale.session.open import (
     Subject,
     load_unchanged,
     look,
-    measured_sku,
     thresholds_path,
     usual_devices,
 )
-from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, cases_for, cases_of, plan_of_cases, training_cases
+from pytest_ddpscale.settings import AUTO, LEAVE_OUT, MEASURE, Settings
+from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, cases_of, plan_of_cases, training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.waiver import today
 from pytest_ddpscale.util.listing import alike, first_few
@@ -89,23 +84,27 @@ def find_source(site: Site) -> EvidenceSource:
         BadInput: thresholds, SKU, options, or the run to judge or resume are invalid.
     """
     settings, sku, path = site.settings, site.settings.gpu_sku, thresholds_path(site)
-    named = settings.judge or settings.resume
-    earlier = None if named is None else RunDirectory.open(named)
-    if earlier is not None and settings.judge is not None:
+    named, thresholds = settings.judge or settings.resume, None
+    earlier = RunDirectory.open(named) if named else None
+    if earlier and settings.judge and not settings.thresholds:
         record = earlier.read_run()
-        by = (record.thresholds, *(one.thresholds for one in record.resumed))  # the latest session's, if it has one
-        used = None if settings.thresholds else next(filter(None, reversed(by)), None)
-        thresholds = load_thresholds(path) if used is None else load_unchanged(used, path)
-        subject = Subject(site, thresholds, measured_sku(thresholds, settings, earlier))
-        return EvidenceSource(subject, Machine(), measured_layout(earlier), earlier)
-    thresholds = load_thresholds(path, of_earlier_run=earlier is not None)
+        if used := [*filter(None, (record.thresholds, *(one.thresholds for one in record.resumed)))]:
+            thresholds = load_unchanged(used[-1], path)
+    thresholds = thresholds or load_thresholds(path, of_earlier_run=settings.resume is not None)
     if earlier is not None:
-        sku = measured_sku(thresholds, settings, earlier)
+        measured = earlier.read_run().sku
+        if sku == AUTO:
+            sku = thresholds.sku_name(measured, where=str(earlier.run_json))
+        elif (sku := thresholds.sku_name(sku)) != thresholds.thresholds.canonical_name(measured):
+            raise SkuError(  # a run is never judged by another SKU's thresholds
+                "--gpu-sku", f"found {sku}, but {earlier.path} was measured on {measured}", measured,
+                f"Omit --gpu-sku, or use --gpu-sku={measured}.",
+            )  # fmt: skip
+        if settings.judge:
+            return EvidenceSource(Subject(site, thresholds, sku), Machine(), measured_layout(earlier), earlier)
         if earlier.is_only_begun:  # killed before it had a plan: measure a new run in its place
             site = replace(site, settings=settings._replace(resume=None, run_dir=earlier.path))
             earlier = None
-        else:
-            unfinished(earlier)  # refused before this machine is looked at
     subject, machine = look(site, thresholds, sku, judges_none=earlier is None)
     per_node = machine.per_node or usual_devices(thresholds.thresholds.skus[subject.sku])
     layout = Layout(machine.cluster.nodes, per_node) if earlier is None else measured_layout(earlier)
@@ -125,9 +124,10 @@ class EvidenceSource:
         selected: the selected requirements; replaced if unfit nodes are left out.
         earlier: the run to judge or to resume; None for a new one.
         judges: whether an earlier run is only judged.
+        named: name of a new run directory, after the time.
         announcement: text after "ddpscale judges by FILE" on the terminal.
-        plan: the whole plan; None before requirements are selected.
-        plan_to_measure: the part that this session measures; None for nothing.
+        plan: the whole plan; empty before requirements are selected.
+        plan_to_measure: the part that this session is to measure; None for nothing, and once it was launched.
         decisive: the requirements that a resumed run was planned with, which decide when its studies end.
         missing: by id how each study of a resumed run ended that is measured anew.
         run: directory for verdicts and reports; None before it is opened.
@@ -137,29 +137,22 @@ class EvidenceSource:
     """
 
     announcement = writing_problem = ""
-    plan: Plan | None = None
     plan_to_measure: Plan | None = None
-    decisive: Sequence[AnyCase] | None = None
+    decisive: Sequence[AnyCase] = ()
     run: RunDirectory | None = None
     measured_run: RunDirectory
     evidence: Evidence | None = None
     _lock: RunLock | None = None
-    _was_launched = False
 
     def __init__(self, subject: Subject, machine: Machine, layout: Layout, earlier: RunDirectory | None = None) -> None:
         self.subject, self.machine, self.earlier = subject, machine, earlier
-        self.judges = subject.settings.judge is not None
+        self.judges, self.named = subject.settings.judge is not None, subject.sku
         self.cases, self.selected = cases_for(subject.thresholds, subject.sku, layout), list[AnyCase]()
-        self.missing: dict[str, str] = {}
+        self.plan, self.missing = Plan(subject.sku, subject.device_type, ()), dict[str, str]()
         if earlier is not None:
             self.measured_run = earlier
         if self.judges:
             self.announcement = f"; evidence from {self.measured_run.path} (no new measurement)"
-
-    @property
-    def named(self) -> str:
-        """Name of its run directory, after the time."""
-        return self.subject.sku
 
     @property
     def expected_samples_per_s(self) -> dict[str, float]:
@@ -169,28 +162,22 @@ class EvidenceSource:
             if (one := case.requirement).definition is THROUGHPUT_PER_GPU and one.world_size == 1
         }  # fmt: skip
 
-    @cached_property
+    @property
     def again(self) -> tuple[str, ...]:
         """The command that measures it again: as recorded in the run, else reconstructed."""
         return self.measured_run.read_run().again or self.subject.command_again(self.machine)
 
     @property
-    def is_simulated(self) -> bool:
-        """Whether the measurements are simulated."""
-        return self.measured_run.read_run().is_simulated(self.evidence.columns.devices if self.evidence else ())
+    def nothing(self) -> Evidence:
+        """The evidence of a run of which nothing was measured."""
+        return Evidence(self.plan, Columns(), {})
 
     def judge_of(self, plan: Plan) -> Judge | None:
         """Decides when a study of the plan has enough rounds; None measures all rounds."""
-        decisive = self.selected if self.decisive is None else self.decisive
-        return Decider(plan, decisive, self.subject.settings.confidence)
+        return Decider(plan, self.decisive or self.selected, self.subject.settings.confidence)
 
-    def unfit_of(self, plan: Plan, surveys: Sequence[Survey], *, hopeless: bool = False) -> dict[str, str]:
-        """Unfit nodes and reasons, from the surveys taken before launch; if `hopeless` those where no rank can run."""
-        found = unfit_nodes(self.selected, plan, surveys_of(surveys), today(), hopeless=hopeless)
-        return {host: say(why) for host, why in found.items()}
-
-    def why_not(self, case: AnyCase) -> str | None:
-        """What this machine, or the thresholds, lack for a requirement; None if nothing."""
+    def why_not(self, case: AnyCase) -> str:
+        """What this machine, or the thresholds, lack for a requirement; empty if nothing."""
         devices, cluster = self.machine.devices, self.machine.cluster
         if devices is not None and case.world_size > devices:
             what = "GPUs" if self.subject.device_type == "cuda" else "ranks"
@@ -198,22 +185,23 @@ class EvidenceSource:
         is_spread = case.requirement.placement == "spread" and not (self.judges or self.subject.site.collect_only)
         if is_spread and cluster.nodes == 1:
             return "needs several nodes to spread ranks over; there is 1"
-        return case.missing or None
+        return case.missing
 
     def plan_for(self, cases: Sequence[AnyCase]) -> Plan:
         """The plan for all requirements that can be measured here."""
         subject, settings, machine = self.subject, self.subject.settings, self.machine
         empty = Plan(
-            subject.sku, subject.device_type, (), nodes=machine.cluster.nodes if machine.devices is not None else 1,
-            ranks_per_node=machine.per_node, gpus_asked=machine.gpus_asked,
+            subject.sku, subject.device_type, (), nodes=machine.cluster.nodes, ranks_per_node=machine.per_node,
+            gpus_asked=machine.gpus_asked,
         )  # fmt: skip
         pace = PACES[subject.device_type]
         usual_s = min(pace.sustained_s, settings.inactivity_limit_s / 2)  # ranks record nothing in it
-        sustained_s = usual_s if settings.warm_up_s is None else settings.warm_up_s
-        pace = replace(pace, block_s=settings.block_s or pace.block_s, sustained_s=sustained_s)
-        if settings.rounds:
-            pace = replace(pace, rounds=settings.rounds, uncompared_rounds=settings.rounds)
-        return plan_of_cases(empty, [case for case in cases if self.why_not(case) is None], pace)
+        pace = replace(
+            pace, block_s=settings.block_s or pace.block_s, rounds=settings.rounds or pace.rounds,
+            uncompared_rounds=settings.rounds or pace.uncompared_rounds,
+            sustained_s=usual_s if settings.warm_up_s is None else settings.warm_up_s,
+        )  # fmt: skip
+        return plan_of_cases(empty, [case for case in cases if not self.why_not(case)], pace)
 
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Set the selected requirements, and plan exactly those; read an earlier run, so that a broken one is refused.
@@ -222,46 +210,58 @@ class EvidenceSource:
             RunDirectoryError: the run to judge or resume is broken.
             OptionError: the run to resume was started on other devices.
         """
-        self.selected = list(cases)
-        if self.judges:
-            self.plan = self.measured_run.read_plan()
-            self.evidence = self._read_earlier()
-            if self.subject.settings.rehearse and not self.is_simulated:
-                found = f"found {self.measured_run.path}, a run of a real machine"
-                raise OptionError("--ddp-rehearse", found, "a simulated run", "Leave it out to judge this run.")
-            return
-        self.plan = self.plan_to_measure = self.plan_for(self.selected)
-        if self.earlier is not None:
-            self.refuse_other_devices(self.plan)
-            self._go_on()
+        self.selected, run = list(cases), self.earlier
+        if run is None:
+            self.plan = self.plan_to_measure = self.plan_for(cases)
+        elif not self.judges:
+            self.go_on(run)
+        else:
+            self.plan, self.evidence = run.read_plan(), self._read()
+            if self.subject.settings.rehearse and not run.read_run().is_simulated(self.evidence.columns.devices):
+                raise OptionError(
+                    "--ddp-rehearse", f"found {run.path}, a run of a real machine", "a simulated run",
+                    "Leave it out to judge this run.",
+                )  # fmt: skip
 
-    def refuse_other_devices(self, fresh: Plan) -> None:
-        """Refuse to resume with more, fewer or otherwise arranged ranks than the run started with.
-
-        `fresh` is a plan made for the present machine. If nothing will be measured, anything goes.
+    def go_on(self, run: RunDirectory) -> None:
+        """Plan the missing studies of the earlier run, for the same ranks as its whole plan.
 
         Raises:
-            OptionError: the devices or their arrangement differ.
+            RunDirectoryError: the run is broken, simulated, imported, or measured by another version.
+            OptionError: there are more, fewer or otherwise arranged devices than it was started with.
         """
-        run, devices = self.measured_run, self.machine.devices
-        before, plan = run.read_run().devices_present, run.read_plan()
-        now, then = ((one.nodes, one.layout.ranks_per_node) for one in (fresh, plan))
-        if devices is None or (devices == before and (fresh.ranks_per_node is None or now == then)):
-            return
-        raise OptionError(
-            "--ddp-resume",
-            f"{devices} devices on {fresh.nodes} nodes are here, not {before} on {plan.nodes}",
-            "those that the run was started with",
-            f"Type --ddp-nodes={plan.nodes} --ddp-gpus-per-node={then[1]}, or start a new run.",
-        )
-
-    def _go_on(self) -> None:
-        """Plan the missing studies of the earlier run, for the same ranks as its whole plan. Raises as `unfinished`."""
-        run = self.measured_run
-        self.plan, (self.decisive, missing) = run.read_plan(), unfinished(run)
-        self.missing, self.plan_to_measure = missing, self.plan.part(missing) if missing else None
-        planned = len(self.plan.study_ids)
-        kept = f"{planned - len(missing)} of {planned} studies were measured and are kept"
+        record, records, plan = run.read_run(), run.read_records(), run.read_plan()
+        places = {place.uuid for gang in gangs_by_number(records).values() for place in gang.places}
+        if record.is_simulated(places) or record.is_imported:
+            raise RunDirectoryError(
+                str(run.path), f"was {'imported' if record.is_imported else 'simulated'} and cannot be resumed",
+                "a measured run",
+                f"Judge it with --ddp-judge={run.path}.",
+            )  # fmt: skip
+        measured_by = record.versions.get("pytest_ddpscale")
+        if measured_by != __version__:
+            raise RunDirectoryError(
+                str(run.path), f"was measured by pytest-ddpscale {measured_by}",
+                f"version {__version__}, which runs here",
+                "Rounds of two versions are not comparable: install that one, or start a new run.",
+            )  # fmt: skip
+        try:
+            self.decisive = cases_of(plan.requirements)
+        except ValueError as error:
+            raise broken_file(run.plan_json, f"has invalid content ({error})") from None
+        devices, before, nodes = self.machine.devices, record.devices_present, self.machine.cluster.nodes
+        if devices is not None and (devices, nodes) != (before, plan.nodes):
+            raise OptionError(
+                "--ddp-resume",
+                f"{devices} devices on {nodes} nodes are here, not {before} on {plan.nodes}",
+                "those that the run was started with",
+                f"Type --ddp-nodes={plan.nodes} --ddp-gpus-per-node={plan.layout.ranks_per_node}, or start a new run.",
+            )
+        measured, planned = studies_measured(records), plan.study_ids
+        ends = dict.fromkeys(planned, "no end") | {study: end.reason for study, end in ends_of(records).items()}
+        self.missing = {study: ends[study] for study in planned if study not in measured}
+        self.plan, self.plan_to_measure = plan, plan.part(self.missing) if self.missing else None
+        kept = f"{len(planned) - len(self.missing)} of {len(planned)} studies were measured and are kept"
         self.announcement = f", and resumes {run.path}: {kept}"
 
     def open_run(self) -> None:
@@ -270,6 +270,7 @@ class EvidenceSource:
         Raises:
             RunDirectoryError: it cannot be written, another process writes it, or the run to judge or resume is
                 broken.
+            OSError: a file of the run to resume cannot be moved.
         """
         try:
             self._open()
@@ -283,28 +284,42 @@ class EvidenceSource:
         if self.judges:
             self.run, self._lock = judging_directory(self.measured_run, settings.run_dir)
             return
-        checks = [case.requirement.check for case in self.selected if isinstance(case, NodeCase)]
+        checks = [case.requirement.check for case in self.selected]
         if machine.lacks_gpus and "gpus" not in checks:
             raise SkuError(
                 f"--gpu-sku={subject.sku}", machine.silent[0], "a GPU that answers",
                 "Without one, only node_check[gpus] can be judged, and it is not selected.",
             )  # fmt: skip
         launch_on(machine.cluster, settings, subject.device_type)  # refuses a container that cannot be started
-        if self.earlier is not None:
-            self._lock = RunLock.acquire(self.earlier.path)
-            evidence = self._read_earlier()  # refuses a broken run before anything is changed
-            self._go_on()  # with what another session may have measured meanwhile
-            self.begin_again()
-            self.run, self.evidence = self.earlier, None if self.missing else evidence
+        argv, noted, run = tuple(masked_arguments(subject.site.argv)), dict(settings.note), self.earlier
+        if run is not None:
+            self._lock = RunLock.acquire(run.path)
+            evidence = self._read()  # refuses a broken run before anything is changed
+            self.go_on(run)  # with what another session may have measured meanwhile
+            run.cut_torn_line()
+            record = run.read_run()
+            began = Resumed(
+                at=now_iso(), argv=argv, status_before=record.status, measured_anew=self.missing, noted=noted,
+                thresholds=subject.used,
+            )  # fmt: skip
+            kept = record.noted | {key: said for key, said in noted.items() if key != OPERATOR}  # operators are listed
+            # First, as its number is that of a folder that nothing is in.
+            run.note(status="running", finished_at=None, resumed=(*record.resumed, began), noted=kept)
+            folder = run.path / f"before-resume-{len(record.resumed) + 1}"  # one, so that links stay valid
+            for path in filter(os.path.exists, (run.path / name for name in _CONCLUSIONS)):
+                folder.mkdir(exist_ok=True)
+                path.rename(folder / path.name)
+            self.run, self.evidence = run, None if self.missing else evidence
             return
         run, self._lock = new_run_directory(settings.run_dir, self.named)
-        is_here = machine.cluster.launcher == THIS_MACHINE.launcher
         record = RunRecord(
             sku=subject.sku, id=uuid4().hex, status="running", started_at=now_iso(),
-            argv=tuple(masked_arguments(subject.site.argv)), again=subject.command_again(machine),
+            argv=argv, again=subject.command_again(machine), noted=noted,
             thresholds=subject.used, devices_present=0 if machine.lacks_gpus else machine.devices,
-            noted=dict(settings.note),
-            load=(round(os.getloadavg()[0], 1), os.cpu_count() or 1) if is_here else None,
+            load=(
+                (round(os.getloadavg()[0], 1), os.cpu_count() or 1)
+                if machine.cluster.launcher == THIS_MACHINE.launcher else None
+            ),
             versions={"python": platform.python_version(), "pytest": version("pytest"), "pytest_ddpscale": __version__},
         )  # fmt: skip
         # First, so that a run killed from here on is recognised and can be restarted in its directory.
@@ -312,48 +327,19 @@ class EvidenceSource:
         run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run
 
-    def begin_again(self) -> None:
-        """Move the conclusions of the earlier run into one folder, so that links between them stay valid, and record
-        the session's start. The run must be locked.
-
-        Raises:
-            RunDirectoryError: the directory is broken or cannot be written.
-        """
-        run, noted = self.measured_run, dict(self.subject.settings.note)
-        folders = (run.path / f"before-resume-{number}" for number in count(1))
-        folder = next(folder for folder in folders if not folder.exists())
-        try:
-            for path in filter(os.path.exists, (run.path / name for name in _CONCLUSIONS)):
-                folder.mkdir(exist_ok=True)
-                path.rename(folder / path.name)
-        except OSError as error:
-            raise not_writable(run.path, error) from None
-        run.cut_torn_line()
-        record = run.read_run()
-        began = Resumed(
-            at=now_iso(), argv=tuple(masked_arguments(self.subject.site.argv)), status_before=record.status,
-            measured_anew=self.missing, noted=noted, thresholds=self.subject.used,
-        )  # fmt: skip
-        kept = record.noted | {key: said for key, said in noted.items() if key != OPERATOR}  # operators are listed
-        run.note(status="running", finished_at=None, resumed=(*record.resumed, began), noted=kept)
-
     def measure(self, listener: Listener) -> Evidence:
         """The evidence, measured first if necessary, once.
 
         Raises:
             RunDirectoryError: it could not be read after measuring.
         """
-        if self.evidence is None:
-            assert self.plan_to_measure is not None  # select comes first
-            if self._was_launched:
-                path = str(self.measured_run.path)
-                raise RunDirectoryError(path, "could not be read after measuring", "", "See the first error.")
-            self._was_launched = True
+        plan, self.plan_to_measure = self.plan_to_measure, None  # what then cannot be read is not measured again
+        if plan is not None:
             with self.writing():
                 if self.missing:
                     self.set_aside()
-                self._launch(self.plan_to_measure, listener)
-            self.evidence = self._read()
+                self._launch(plan, listener)
+        self.evidence = self.evidence or self._read()
         return self.evidence
 
     def set_aside(self) -> None:
@@ -371,29 +357,31 @@ class EvidenceSource:
         def is_measured_anew(record: AnyRecord) -> bool:
             if isinstance(record, Survey):
                 return record.host not in left_out
-            if isinstance(record, PostMortem | GangTransport | GpuErrors):
-                return True
-            return not isinstance(record, RunStart | GangRecord | Lost) and record.study in (*self.missing, SURVEY)
+            is_of_hardware = isinstance(record, PostMortem | GangTransport | GpuErrors)
+            return is_of_hardware or getattr(record, "study", "") in (*self.missing, SURVEY)
 
         self.measured_run.set_aside(is_measured_anew)
 
     def _launch(self, plan: Plan, listener: Listener) -> None:
-        settings, run, device_type = self.subject.settings, self.measured_run, self.subject.device_type
+        subject, settings, run = self.subject, self.subject.settings, self.measured_run
         unfit: dict[str, str] = {}
 
         def admit(surveys: Sequence[Survey]) -> str:
             """Why nothing may be launched on these nodes; empty if it may."""
             nonlocal unfit
-            unfit = refused = self.unfit_of(plan, surveys)
+            given = self.selected, plan, surveys_of(surveys), today()
+            unfit = {host: say(why) for host, why in unfit_nodes(*given, hopeless=False).items()}
             if unfit:
                 listener(Unfit(unfit))  # now, not hours later in the report
+            refused: Mapping[str, Why] = unfit
             if settings.unfit == MEASURE and not self.machine.lacks_gpus:
                 # Ranks that cannot run would only fail one study after another.
-                refused = self.unfit_of(plan, surveys, hopeless=True)
-            return "; ".join(alike({host: f"{host}: {why}" for host, why in refused.items()}))
+                refused = unfit_nodes(*given, hopeless=True)
+            return "; ".join(alike({host: f"{host}: {say(why)}" for host, why in refused.items()}))
 
-        is_isolated, samples_per_s = settings.is_isolated, self.expected_samples_per_s
-        expected_s = estimate(plan, isolate=is_isolated, samples_per_s=samples_per_s).most_seconds
+        expected_s = estimate(
+            plan, isolate=settings.is_isolated, samples_per_s=self.expected_samples_per_s
+        ).most_seconds
         startup_s = max(STARTUP_S, settings.inactivity_limit_s)
         limits = Limits(
             budget_s=settings.budget_s, inactivity_s=settings.inactivity_limit_s, startup_s=startup_s,
@@ -402,30 +390,26 @@ class EvidenceSource:
             total_s=None if plan.training_runs else 5 * expected_s + startup_s,
         )  # fmt: skip
         supervisor = Supervisor(
-            launch_on(self.machine.cluster, settings, device_type), run, limits, listener,
-            isolate=is_isolated, judge=self.judge_of(plan), admit=admit,
+            launch_on(self.machine.cluster, settings, subject.device_type), run, limits, listener,
+            isolate=settings.is_isolated, judge=self.judge_of(plan), admit=admit,
         )  # fmt: skip
         if not run.read_records():
             run.append_record(RunStart(id=run.read_run().id))
         try:
             supervisor.measure(plan)
         except NotAdmitted as refusal:
-            self._without_unfit_nodes(plan, unfit, str(refusal), listener)
-
-    def _without_unfit_nodes(self, plan: Plan, unfit: Mapping[str, str], in_words: str, listener: Listener) -> None:
-        """Measure on the remaining nodes if requested and possible, else measure nothing."""
-        run, subject = self.measured_run, self.subject
-        cluster, per_node = self.machine.cluster.without(unfit), self.machine.per_node
-        # Only for a whole plan: other measurements are compared with earlier ones on all nodes.
-        may_choose = subject.settings.unfit == LEAVE_OUT and plan is self.plan
-        if cluster is None or per_node is None or not may_choose:
-            why = f"nothing was measured: {in_words}"
+            why = f"nothing was measured: {refusal}"
+        else:
+            return
+        # Measure a whole plan on the other nodes; other results are compared with earlier ones on all nodes.
+        cluster = self.machine.cluster.without(unfit)
+        if cluster is None or settings.unfit != LEAVE_OUT or plan is not self.plan:
             run.append_records([StudyEnd(study, "error", why) for study in plan.study_ids])
             return
-        self.machine = replace(self.machine, cluster=cluster, devices=per_node * cluster.nodes)
-        run.note(devices_present=self.machine.devices, left_out=dict(unfit))
+        self.machine = replace(self.machine, cluster=cluster)
+        run.note(devices_present=self.machine.devices, left_out=unfit)
         # On fewer nodes `all` means fewer ranks; requirements on more nodes stay, unmeasured.
-        cases = cases_for(subject.thresholds, subject.sku, Layout(cluster.nodes, per_node))
+        cases = cases_for(subject.thresholds, subject.sku, Layout(cluster.nodes, self.machine.per_node or 1))
         now = {case.id: case for case in cases}
         self.cases, self.selected = ([now.get(one.id, one) for one in some] for some in (self.cases, self.selected))
         self.plan = self.plan_for(self.selected)
@@ -442,43 +426,38 @@ class EvidenceSource:
         if self._lock is not None:
             self._lock.release()
 
-    def measured_so_far(self) -> Evidence | None:
-        """The measurements, even of an interrupted run; None if measuring did not begin."""
-        if self.evidence is None and self.run is not None and self.run.measurements_jsonl.exists():
-            return self._read()
-        return self.evidence
+    def measured_so_far(self) -> Evidence:
+        """The measurements, even of an interrupted run; of nothing if measuring did not begin."""
+        if self.evidence is None and self.measured_run.measurements_jsonl.exists():
+            self.evidence = self._read()
+        return self.evidence or self.nothing
 
     def _read(self) -> Evidence:
-        """The evidence in the measured run. Raises RunDirectoryError."""
-        return read_evidence(self.measured_run, self.writing_problem or DIED)
-
-    def _read_earlier(self) -> Evidence:
-        """The evidence in another session's run; also checks its baseline, so that a broken one is refused early and
-        does not look like a failed requirement.
+        """The evidence in the measured run; a broken baseline is refused, too, so that it does not look like a failed
+        requirement later. Raises RunDirectoryError.
         """
-        evidence = self._read()
         kept_baseline(self.measured_run)
-        return evidence
+        return read_evidence(self.measured_run, self.writing_problem or DIED)
 
     def notes(self, verdicts: Sequence[Verdict]) -> Iterator[Why]:
         """Notes for the reader about how this was measured, and about ranks that no verdict names."""
         run, seen, thresholds = self.measured_run, self.evidence, self.subject.thresholds
-        record, whole = run.read_run(), run.verdicts_json
+        record = run.read_run()
         if self.judges:
             yield because("judged-from", str(run.path))
             with suppress(RunDirectoryError):
-                is_a_part = len(self.selected) < len(self.cases) and whole.exists()
-                if is_a_part and (judged := read_judgement(whole)).outcome == "rejected":
-                    why = f"the verdicts.json of the run itself rejects it ({judged.reason})"
-                    yield f"only a part is judged here: {why}"
+                is_a_part = len(self.selected) < len(self.cases)
+                if is_a_part and (whole := read_judgement(run.verdicts_json)).outcome == "rejected":
+                    of_all = f"the verdicts.json of the run itself rejects it ({whole.reason})"
+                    yield f"only a part is judged here: {of_all}"
             if record.is_unfinished:
                 yield f"run.json says {record.status}: its session did not end regularly, or still runs"
             yield from record.notes
         if unseen := remark_on_unseen_loss(self.subject.device_type, self.cases, self.selected):
             yield unseen
         if seen is not None:
-            limit = thresholds.thresholds.skus[self.subject.sku].peers.computing
-            yield from (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *device_notes(seen))
+            peers = thresholds.thresholds.skus[self.subject.sku].peers
+            yield from (*rank_notes(seen, peers.computing, verdicts), *pace_notes(seen), *device_notes(seen))
         yield from alike({host: f"{host} was left out: {why}" for host, why in record.left_out.items()})
         unbound = dict[str, dict[str, None]]()  # ranks by reason
         for gang in gangs_by_number(run.read_records()).values():
@@ -500,35 +479,6 @@ class EvidenceSource:
             self.writing_problem = str(self.measured_run.unwritten(self.measured_run.path, error))
 
 
-def unfinished(run: RunDirectory) -> tuple[Sequence[AnyCase], dict[str, str]]:
-    """The requirements that an earlier run was planned with, and by id how each of its unfinished studies ended.
-
-    Raises:
-        RunDirectoryError: the run is broken, simulated, imported, or measured by another version.
-    """
-    record, records = run.read_run(), run.read_records()
-    devices = {place.uuid for gang in gangs_by_number(records).values() for place in gang.places}
-    if record.is_simulated(devices) or record.is_imported:
-        what = "imported" if record.is_imported else "simulated"
-        raise RunDirectoryError(
-            str(run.path), f"was {what} and cannot be resumed", "a measured run",
-            f"Judge it with --ddp-judge={run.path}.",
-        )  # fmt: skip
-    measured_by = record.versions.get("pytest_ddpscale")
-    if measured_by != __version__:
-        raise RunDirectoryError(
-            str(run.path), f"was measured by pytest-ddpscale {measured_by}", f"version {__version__}, which runs here",
-            "Rounds of two versions are not comparable: install that one, or start a new run.",
-        )  # fmt: skip
-    plan, measured, ends = run.read_plan(), studies_measured(records), ends_of(records)
-    try:
-        decisive = cases_of(plan.requirements)
-    except ValueError as error:
-        raise broken_file(run.plan_json, f"has invalid content ({error})") from None
-    missing = [study for study in plan.study_ids if study not in measured]
-    return decisive, {study: ends[study].reason if study in ends else "no end" for study in missing}
-
-
 def measured_layout(earlier: RunDirectory) -> Layout:
     """The nodes of an earlier run, with all devices of each, whether ranks used them or not.
 
@@ -537,8 +487,10 @@ def measured_layout(earlier: RunDirectory) -> Layout:
     """
     plan, present = earlier.read_plan(), earlier.read_run().devices_present
     if any(study.launch > 1 for study in plan.studies):
-        path, found = str(earlier.plan_json), "has studies of several launches"
-        raise RunDirectoryError(path, found, "one launch", "Runs on several days measure several.")
+        raise RunDirectoryError(
+            str(earlier.plan_json), "has studies of several launches", "one launch",
+            "Runs on several days measure several.",
+        )  # fmt: skip
     per_node = -(-(present or 0) // plan.nodes)
     return Layout(plan.nodes, max(per_node, plan.layout.ranks_per_node))
 

@@ -16,13 +16,9 @@ from pytest_ddpscale.launch.launcher import Cluster, launcher_for
 from pytest_ddpscale.node.processes import Command
 from pytest_ddpscale.node.survey import GpusHere, refuse_missing_torch, survey_command, survey_from, usable
 from pytest_ddpscale.plan.hardware import is_named
-from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
-from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.run.table import Columns
+from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import LoweredBound
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.matching import resolve_sku
@@ -34,10 +30,7 @@ from pytest_ddpscale.util.masking import masked_arguments
 from pytest_ddpscale.util.packaged import packaged
 
 DEFAULT_NAME = "thresholds.yaml"
-USUAL_GPUS_PER_NODE = 8
 THIS_MACHINE = Cluster()
-# `nvidia-smi` takes up to ten seconds on eight GPUs without persistence mode.
-DRIVER_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -89,11 +82,10 @@ class Subject:
         found, sku = [], self.thresholds.thresholds.skus[self.sku]
         for change in weaker_bounds(self.thresholds, self.sku):
             if (was := change.was) is not None:
-                now = change.now
-                only_warns = now is not None and (was.severity, now.severity) == ("fail", "warn")
-                other = f", now {now.one_gpu_text}" if now is not None and now.one_gpu != was.one_gpu else ""
-                unit, bound = sku.unit_of(was), now.bound if now else None
-                found.append(LoweredBound(f"{was}{other}", was.metric, unit, was.bound, bound, only_warns))
+                bound, now = None if change.now is None else change.now.bound, change.now or was
+                only_warns = (was.severity, now.severity) == ("fail", "warn")
+                other = f", now {now.one_gpu_text}" if now.one_gpu != was.one_gpu else ""
+                found.append(LoweredBound(f"{was}{other}", was.metric, sku.unit_of(was), was.bound, bound, only_warns))
         return tuple(found)
 
     @cached_property
@@ -122,16 +114,12 @@ class Subject:
 
         Others may be added to the run; a simulated one has to be allowed.
         """
-        allowed = ["--allow-simulated"] if is_simulated else []
+        allowed = ["--allow-simulated"] * is_simulated
         return shlex.join(["ddpscale", "calibrate", str(run), *self._thresholds_option, *allowed])
 
     @property
     def _thresholds_option(self) -> list[str]:
         return [] if self.settings.thresholds is None else [f"--thresholds={self.settings.thresholds}"]
-
-    def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
-        """Evidence of a run, planned or not, of which nothing was measured."""
-        return Evidence(plan or Plan(self.sku, self.device_type, ()), Columns(), {})
 
 
 @dataclass(frozen=True)
@@ -140,37 +128,35 @@ class Machine:
 
     Attributes:
         cluster: the nodes.
-        devices: GPUs (CPU: ranks) that may be used, on all nodes; None if unknown, as on a laptop that only plans.
+        per_node: GPUs (CPU: ranks) of each node that may be used; None if unknown, as on a laptop that only plans.
         gpus_asked: requested GPUs per node, if more than this node has.
         silent: messages about GPUs that are missing here or do not answer.
-        lacks_gpus: whether no GPU answers here, so that the check of GPUs is all that can be judged; `devices` are then
-            those that should be there.
+        lacks_gpus: whether no GPU answers here, so that the check of GPUs is all that can be judged; `per_node` is
+            then how many should be there.
     """
 
     cluster: Cluster = THIS_MACHINE
-    devices: int | None = None
+    per_node: int | None = None
     gpus_asked: int | None = None
     silent: tuple[str, ...] = ()
     lacks_gpus: bool = False
 
     @property
-    def per_node(self) -> int | None:
-        """Devices of each node; None if unknown."""
-        return None if self.devices is None else self.devices // self.cluster.nodes
+    def devices(self) -> int | None:
+        """Those of all nodes; None if unknown."""
+        return None if self.per_node is None else self.per_node * self.cluster.nodes
 
 
 def thresholds_path(site: Site) -> Path:
     """The requested file, else the one here or in the root directory, else the packaged one."""
-    if site.settings.thresholds is not None:
-        return site.settings.thresholds
     here = [folder / DEFAULT_NAME for folder in (site.invocation_dir, site.rootdir)]
-    return next((path for path in here if path.is_file()), None) or packaged(DEFAULT_NAME)
+    return site.settings.thresholds or next(filter(Path.is_file, here), packaged(DEFAULT_NAME))
 
 
-def load_unchanged(used: ThresholdsUsed, *copies: Path) -> ThresholdsFile:
+def load_unchanged(used: ThresholdsUsed, copy: Path) -> ThresholdsFile:
     """The thresholds with which a run began, from their place or a copy. Raises ThresholdsError if they are nowhere."""
     why = ""
-    for path in (Path(used.path), *copies):
+    for path in (Path(used.path), copy):
         try:
             if (found := load_thresholds(path, of_earlier_run=True)).digests == used.digests:
                 return found
@@ -181,25 +167,6 @@ def load_unchanged(used: ThresholdsUsed, *copies: Path) -> ThresholdsFile:
         f"the same file (sha256 {used.digests})",
         "Restore it, or name the file to judge by with --thresholds.",
     )  # fmt: skip
-
-
-def measured_sku(thresholds: ThresholdsFile, settings: Settings, earlier: RunDirectory) -> str:
-    """The SKU of an earlier run, which is never judged by another SKU's thresholds.
-
-    Raises:
-        SkuError: the settings name another SKU, or the thresholds file does not have it.
-        RunDirectoryError: run.json is broken.
-    """
-    measured = earlier.read_run().sku
-    if settings.gpu_sku == AUTO:
-        return thresholds.sku_name(measured, where=str(earlier.run_json))
-    asked = thresholds.sku_name(settings.gpu_sku)
-    if asked != thresholds.thresholds.canonical_name(measured):
-        raise SkuError(
-            "--gpu-sku", f"found {asked}, but {earlier.path} was measured on {measured}", measured,
-            f"Omit --gpu-sku, or use --gpu-sku={measured}.",
-        )  # fmt: skip
-    return asked
 
 
 def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool = False) -> tuple[Subject, Machine]:
@@ -213,9 +180,8 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     """
     settings, skus = site.settings, thresholds.thresholds.skus
     cluster = launcher_for(settings, os.environ).cluster(plans_only=site.collect_only)
-    if cluster.slots is not None and settings.gpus_per_node is None:
-        settings = settings._replace(gpus_per_node=cluster.slots)
-        site = replace(site, settings=settings)
+    settings = settings._replace(gpus_per_node=settings.gpus_per_node or cluster.slots)
+    site = replace(site, settings=settings)
     no_devices_here = site.collect_only or cluster.is_elsewhere
     if sku == AUTO and cluster.is_elsewhere and not site.collect_only:
         raise SkuError(
@@ -226,11 +192,12 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     named = "" if sku == AUTO else thresholds.sku_name(sku)
     # A broken driver prevents neither planning nor runs on a CPU.
     needs_gpu = not named or not (no_devices_here or skus[named].detect.device == "cpu")
-    here = without_lost_memory(gpus_here(), skus.values()) if needs_gpu else GpusHere()
-    gpus, silent, asked = here.gpus, here.silent, gpus_asked(settings, cluster)
+    here = gpus_here(skus.values()) if needs_gpu else GpusHere()
+    gpus, silent = here.gpus, here.silent
+    asked = settings.gpus_per_node or -(-max(settings.world_sizes or (0,)) // cluster.nodes)
     problems = [f"{error.where}: {error.found}" for error in silent]
     if judges_none and named and not gpus and (silent or here.is_fault) and _checks_gpus(skus[named]):
-        expected = (asked or usual_devices(skus[named])) * cluster.nodes
+        expected = asked or usual_devices(skus[named])
         machine = Machine(cluster, expected, silent=tuple(problems) or (here.why_none,), lacks_gpus=True)
         return Subject(site, thresholds, named), machine
     if silent and not gpus:
@@ -242,13 +209,10 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     if some_are_gone:  # a fault of the node, with a verdict, not a mistake on the command line
         problems.append(f"{len(gpus)} GPUs are visible here, {asked} were requested")
         settings = settings._replace(gpus_per_node=None, world_sizes=None)
-    per_node = devices_per_node(
-        settings, subject.device_type, len(gpus), collect_only=site.collect_only, cluster=cluster
-    )
+    per_node = devices_per_node(settings, cluster, subject.device_type, len(gpus), plans=site.collect_only)
     if per_node is None and cluster.nodes > 1:  # planning only, but the plan needs a number of ranks per node
         per_node = usual_devices(skus[sku])
-    devices = None if per_node is None else per_node * cluster.nodes
-    return subject, Machine(cluster, devices, asked if some_are_gone else None, tuple(problems))
+    return subject, Machine(cluster, per_node, asked if some_are_gone else None, tuple(problems))
 
 
 def _checks_gpus(sku: Sku) -> bool:
@@ -258,11 +222,13 @@ def _checks_gpus(sku: Sku) -> bool:
 
 def usual_devices(sku: Sku) -> int:
     """Assumed number of GPUs of a node that cannot be inspected."""
-    return (sku.node.gpus if sku.node else None) or USUAL_GPUS_PER_NODE
+    return (sku.node.gpus if sku.node else None) or 8
 
 
-def gpus_here(limit_s: float = DRIVER_LIMIT_S) -> GpusHere:
+def gpus_here(skus: Iterable[Sku], limit_s: float = 60.0) -> GpusHere:
     """Survey the GPUs of this machine, in a process of its own, because a call that hangs could not be abandoned here.
+
+    On eight GPUs without persistence mode the driver takes up to ten seconds.
 
     Raises:
         SkuError: NVML hangs, crashes or is broken, or a MIG slice is requested.
@@ -270,13 +236,15 @@ def gpus_here(limit_s: float = DRIVER_LIMIT_S) -> GpusHere:
     host = platform.node()
     command = Command(survey_command(host, "--post-mortem"), limit_s)
     command.is_done(math.inf)
-    return gpus_of(survey_from(command, host), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    return gpus_of(survey_from(command, host), os.environ.get("CUDA_VISIBLE_DEVICES", ""), skus)
 
 
-def gpus_of(survey: Survey, hidden: str) -> GpusHere:
-    """The GPUs of a survey that had this CUDA_VISIBLE_DEVICES. Raises SkuError as `gpus_here`."""
-    slices = [entry.strip() for entry in hidden.split(",") if entry.strip().startswith("MIG-")]
-    if slices:
+def gpus_of(survey: Survey, hidden: str, skus: Iterable[Sku]) -> GpusHere:
+    """The GPUs of a survey that had this CUDA_VISIBLE_DEVICES.
+
+    One without memory does not answer if a SKU of its name has memory. Raises SkuError as `gpus_here`.
+    """
+    if slices := [entry.strip() for entry in hidden.split(",") if entry.strip().startswith("MIG-")]:
         raise SkuError(
             "CUDA_VISIBLE_DEVICES", f"{slices[0]} is a MIG slice",
             "whole GPUs, because thresholds apply to whole GPUs",
@@ -290,66 +258,44 @@ def gpus_of(survey: Survey, hidden: str) -> GpusHere:
         action = "Make `nvidia-smi` work on this machine first: reload the driver or reboot."
     if found:
         raise SkuError(f"NVML on {survey.host}", found, "a working driver", action)
-    shown = [gpu for gpu in survey.gpus if gpu.is_visible]
-    silent = [_silence(gpu, survey.host, why) for gpu in shown if (why := _why_silent(gpu))]
-    gpus = [gpu for gpu in usable(survey.gpus) if not _why_silent(gpu)]
-    if gpus or silent:
-        return GpusHere(gpus, silent)
-    if hidden == "NoDevFiles":
-        return GpusHere(why_none=f"the job was given no GPU (CUDA_VISIBLE_DEVICES={hidden}): ask for GPUs of each node")
-    if survey.gpus:
-        why = f"CUDA_VISIBLE_DEVICES={hidden} or a cgroup hides all {len(survey.gpus)} GPUs of this machine"
-        return GpusHere(why_none=why)
-    if not survey.has_driver:
-        return GpusHere(why_none="no NVIDIA driver is loaded here")
-    why = "the NVIDIA driver is loaded and lists no GPU: look for Xid messages with `dmesg`"
-    return GpusHere(why_none=why, is_fault=True)
-
-
-def _why_silent(gpu: SurveyedGpu) -> str:
-    """Why a GPU cannot be told or used; empty if it can."""
-    lost = "the driver has lost this GPU (NVML: GPU is lost)" if gpu.is_lost else ""
-    unread = gpu.unreadable.get("memory_bytes", "")
-    # A GPU that shares the host's memory, such as GB10, has none of its own.
-    is_fault = unread and "not supported" not in unread.lower()
-    return lost or gpu.problem or (f"nvmlDeviceGetMemoryInfo fails ({unread})" if is_fault else "")
-
-
-def without_lost_memory(here: GpusHere, skus: Iterable[Sku]) -> GpusHere:
-    """Without GPUs that have no memory by NVML while SKUs of their name have: these do not answer."""
     names = [one.detect.name or "" for one in skus if one.detect.memory_gib]
-    lost = [gpu for gpu in here.gpus if gpu.memory_bytes is None and any(is_named(gpu.name, one) for one in names)]
-    why = "nvmlDeviceGetMemoryInfo fails (Not Supported)"
-    silent = [*here.silent, *(_silence(gpu, platform.node(), why) for gpu in lost)]
-    return replace(here, gpus=[gpu for gpu in here.gpus if gpu not in lost], silent=silent)
+    silent, why, is_fault = dict[int, SkuError](), "", False
+    for gpu in survey.gpus:
+        unread = gpu.unreadable.get("memory_bytes", "")
+        # A GPU that shares the host's memory, such as GB10, has none of its own.
+        if "not supported" in unread.lower() and not any(is_named(gpu.name, one) for one in names):
+            unread = ""
+        lost = "the driver has lost this GPU (NVML: GPU is lost)" if gpu.is_lost else gpu.problem
+        if gpu.is_visible and (found := lost or (f"nvmlDeviceGetMemoryInfo fails ({unread})" if unread else "")):
+            action = "Look for Xid messages with `dmesg`, drain the node, then reset the GPU or reboot."
+            silent[gpu.index] = SkuError(f"GPU {gpu.index} of {survey.host}", found, "a GPU that answers", action)
+    gpus = [gpu for gpu in usable(survey.gpus) if gpu.index not in silent]
+    if gpus or silent:
+        pass
+    elif hidden == "NoDevFiles":
+        why = f"the job was given no GPU (CUDA_VISIBLE_DEVICES={hidden}): ask for GPUs of each node"
+    elif survey.gpus:
+        why = f"CUDA_VISIBLE_DEVICES={hidden} or a cgroup hides all {len(survey.gpus)} GPUs of this machine"
+    elif not survey.has_driver:
+        why = "no NVIDIA driver is loaded here"
+    else:
+        why, is_fault = "the NVIDIA driver is loaded and lists no GPU: look for Xid messages with `dmesg`", True
+    return GpusHere(gpus, [*silent.values()], why, is_fault)
 
 
-def _silence(gpu: SurveyedGpu, host: str, why: str) -> SkuError:
-    action = "Look for Xid messages with `dmesg`, drain the node, then reset the GPU or reboot."
-    action = action if gpu.is_lost else "Make `nvidia-smi` work on this machine first."
-    return SkuError(f"GPU {gpu.index} of {host}", why, "a GPU that answers", action)
-
-
-def gpus_asked(settings: Settings, cluster: Cluster) -> int:
-    """How many GPUs per node the user's options require; 0 if they do not say."""
-    return settings.gpus_per_node or -(-max(settings.world_sizes or (0,)) // cluster.nodes)
-
-
-def devices_per_node(
-    settings: Settings, kind: DeviceType, gpus: int, *, collect_only: bool, cluster: Cluster
-) -> int | None:
+def devices_per_node(settings: Settings, cluster: Cluster, kind: DeviceType, gpus: int, *, plans: bool) -> int | None:
     """How many ranks fit a node; None if unknown, as on a laptop that only plans.
 
     Raises:
         OptionError: more ranks are requested than fit, or the number is not given for other machines.
     """
     asked, present = settings.gpus_per_node, gpus
-    if cluster.is_elsewhere and asked is None and not collect_only:
+    if cluster.is_elsewhere and asked is None and not plans:
         raise OptionError(
             "--ddp-gpus-per-node", "not given, and GPUs of other machines cannot be counted from here",
             "the number of GPUs on each node (on CPU: of ranks)",
         )  # fmt: skip
-    if cluster.is_elsewhere or (kind == "cuda" and gpus == 0 and collect_only):
+    if cluster.is_elsewhere or (plans and kind == "cuda" and not gpus):
         if asked is None:
             return None
         present = asked

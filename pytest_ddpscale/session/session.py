@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeGuard
+from functools import cached_property
+from typing import Any
 
 from pytest_ddpscale.errors import BadInput, HistoryError, OptionError
 from pytest_ddpscale.history.regression import Baseline, judge_regression, may_be_widened, with_launch_deviation
@@ -19,12 +20,13 @@ from pytest_ddpscale.judge.links import slow_links, unasked_wrong_data
 from pytest_ddpscale.judge.outcome import RunFacts, conclude, rests_on_published, uniform_loss, with_waiver
 from pytest_ddpscale.judge.sustained import sustained_notes
 from pytest_ddpscale.judge.values import matching_study, samples_of
+from pytest_ddpscale.report.files import live_page, write_live_page, write_reports
 from pytest_ddpscale.report.where_time_goes import problem_lines
 from pytest_ddpscale.report.while_measuring import REFRESH_S, Progress
 from pytest_ddpscale.report.words.reasons import say, worded
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.reason import Why, because
-from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice
+from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Notice
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, now_iso
 from pytest_ddpscale.run.run_record import ends_of, lost_hosts, why_not_one_machine
@@ -33,9 +35,6 @@ from pytest_ddpscale.session.evidence import EvidenceSource
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, json_of, training_cases
 from pytest_ddpscale.thresholds.changes import own_bounds
 from pytest_ddpscale.thresholds.waiver import today
-
-# The judgement of evidence if the run ended now, why a study has no end yet, and the judgement's reason.
-SoFar = Callable[[Evidence, str, str], Judgement]
 
 # Largest shares of the time: of interim judging, which takes seconds on many nodes, and of putting progress in.
 _LARGEST_SHARE = 0.05
@@ -52,97 +51,81 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
         return tuple(run.spoiled)
     if run.allows_unmeasured:
         measured = [v for v in run.verdicts if v.outcome != "not_measured"]
-        run = run._replace(verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
+        run = run._replace(verdicts=measured, required=run.required - len(run.verdicts) + len(measured))
     outcome, reason, cause = conclude(run)
     return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", say(reason), cause),)
 
 
 class Interim:
-    """Judges a session's run and writes reports after each study and on interruption.
+    """Shows a session's run as it is measured: lines, the page, and reports after each study and on interruption.
 
     The page exists from `begin` on. Progress is put into it also while blocks are timed, by this process, which trains
     nothing: every `REFRESH_S` seconds, or less often where that would take more than its share of a core.
-    `interruption` says when and why measuring was interrupted; empty if it was not.
+
+    Attributes:
+        show: called with a progress line and whether the next one may overwrite it.
+        interruption: when and why measuring was interrupted; empty if it was not.
     """
 
-    def __init__(self, source: EvidenceSource, so_far: SoFar, now: Callable[[], float] = time.monotonic) -> None:
-        self._source = source
-        self._so_far = so_far
-        self._now = now
+    def __init__(self, session: AcceptanceSession, now: Callable[[], float] = time.monotonic) -> None:
+        self._session, self._source, self._now = session, session.source, now
+        self.show: Callable[[str, bool], None] = lambda line, passing: None
+        self.interruption = self._page = ""
         self._progress: Progress | None = None
-        self._page = ""
         self._next_progress_s = self._next_judging_s = 0.0
-        self.interruption = ""
 
     def begin(self) -> None:
         """Write the page of the plan, before anything is started."""
         source, plan = self._source, self._source.plan_to_measure
-        if plan is None or not plan.study_ids:
-            return
-        self._progress = Progress(
-            plan, now=self._now, samples_per_s=source.expected_samples_per_s, budget_s=source.subject.settings.budget_s
-        )
-        nothing, why = source.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
-        with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
-            self._render(self._so_far(nothing, why, why), nothing)
-
-    def listening(self, listener: Listener) -> Listener:
-        """A listener that passes records on first."""
-
-        def hear(record: AnyRecord | Notice) -> None:
-            listener(record)
-            self.hear(record)
-
-        return hear
+        if plan is not None:
+            self._progress = Progress(
+                plan, lambda *said: self.show(*said), self._now, source.expected_samples_per_s,
+                budget_s=source.subject.settings.budget_s,
+            )  # fmt: skip
+            nothing, why = source.nothing, "no requirement has been judged yet"
+            with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
+                self._put_page(self._session.so_far(nothing, why, why), nothing)
 
     def hear(self, record: AnyRecord | Notice) -> None:
         """Process one record or notice."""
-        if isinstance(record, Interrupted):
-            self._page = ""  # which may not replace the final one
         if self._progress is not None:
             self._progress(record)
-            if self._page and self._now() >= self._next_progress_s:
-                with suppress(OSError):
-                    self._put_progress(self._progress)
         if isinstance(record, Interrupted):
+            self._page = ""  # which may not replace the final one
             self.interruption = f"interrupted at {now_iso()}: {say(record.message)}"
-            self._write(self.interruption, is_last=True)
-        elif isinstance(record, StudyEnd) and record.reason != "interrupted" and self._now() >= self._next_judging_s:
-            began_s = self._now()
-            self._write(f"measuring was still running when this was written at {now_iso()}")
-            ended_s = self._now()
-            self._next_judging_s = ended_s + (ended_s - began_s) / _LARGEST_SHARE
+            self._judge(self.interruption, is_last=True)
+        elif self._now() >= self._next_progress_s:
+            with suppress(OSError):
+                self._put_progress()
+        began_s = self._now()
+        if isinstance(record, StudyEnd) and record.reason != "interrupted" and began_s >= self._next_judging_s:
+            self._judge(f"measuring was still running when this was written at {now_iso()}")
+            self._next_judging_s = began_s + (self._now() - began_s) / _LARGEST_SHARE
 
-    def _write(self, why: str, *, is_last: bool = False) -> None:
+    def _judge(self, why: str, *, is_last: bool = False) -> None:
         """Judge what was measured and write its reports."""
-        from pytest_ddpscale.report.files import write_reports
-
         run = self._source.measured_run
         with suppress(BadInput, OSError):  # as above
             evidence = read_evidence(run, why, goes_on=True)
             studies = evidence.plan.study_ids
             ended = ends_of(run.read_records()).keys() & set(studies)
             done = f"{len(ended)} of {len(studies)} studies had ended; --ddp-resume={run.path} measures the others"
-            judgement = self._so_far(evidence, why, f"{why}; {done}")
+            judgement = self._session.so_far(evidence, why, f"{why}; {done}")
             write_reports(run, judgement, run.read_run(), evidence, is_final=is_last)
             if not is_last:
-                self._render(judgement, evidence)
+                self._put_page(judgement, evidence)
 
-    def _render(self, judgement: Judgement, evidence: Evidence) -> None:
-        """Render and write the page of the latest judgement. Raises BadInput, OSError."""
-        from pytest_ddpscale.report.files import live_page
+    def _put_page(self, judgement: Judgement, evidence: Evidence) -> None:
+        """Write the page of the latest judgement. Raises BadInput, OSError."""
+        self._page = live_page(judgement, self._source.measured_run.read_run(), evidence)
+        self._put_progress()
 
-        if self._progress is not None:
-            self._page = live_page(judgement, self._source.measured_run.read_run(), evidence)
-            self._put_progress(self._progress)
-
-    def _put_progress(self, progress: Progress) -> None:
-        from pytest_ddpscale.report.files import write_live_page
-
-        began_s = self._now()
-        self._next_progress_s = began_s + REFRESH_S  # also if the disk is full
-        write_live_page(self._source.measured_run, self._page, progress.section(now_iso()))
-        self._next_progress_s = began_s + max(REFRESH_S, (self._now() - began_s) / LARGEST_SHARE_OF_PROGRESS)
+    def _put_progress(self) -> None:
+        if self._page and self._progress is not None:
+            began_s = self._now()
+            self._next_progress_s = began_s + REFRESH_S  # also if the disk is full
+            write_live_page(self._source.measured_run, self._page, self._progress.section(now_iso()))
+            self._next_progress_s = began_s + max(REFRESH_S, (self._now() - began_s) / LARGEST_SHARE_OF_PROGRESS)
 
 
 class AcceptanceSession:
@@ -156,20 +139,21 @@ class AcceptanceSession:
         self.subject, self.sku = source.subject, source.subject.sku
         self.history_file = source.subject.settings.history or DEFAULT_HISTORY
         self.verdicts: dict[str, Verdict] = {}
-        self.interim = Interim(source, self.so_far)
+        self.interim = Interim(self)
 
-    def judge(self, case: AnyCase, listener: Listener) -> Verdict:
+    def judge(self, case: AnyCase) -> Verdict:
         """The verdict on one requirement, measured first if necessary."""
-        source, evidence = self.source, None
+        source = self.source
         if case.id not in self.verdicts:
-            if source.why_not(case) is None:
-                evidence = source.measure(self.interim.listening(listener))
+            evidence = source.nothing
+            if not source.why_not(case):
+                evidence = source.measure(self.interim.hear)
                 # The case may now be for fewer nodes.
                 case = next((one for one in source.selected if one.id == case.id), case)
             self.verdicts[case.id] = self._judged(case, evidence, source.why_not(case))
         return self.verdicts[case.id]
 
-    def samples(self, metric: str, workload: str, world_size: int, listener: Listener) -> list[float]:
+    def samples(self, metric: str, workload: str, world_size: int) -> list[float]:
         """Per-round values of a metric, in its unit.
 
         Raises:
@@ -177,13 +161,13 @@ class AcceptanceSession:
         """
         for case in training_cases(self.source.cases):
             one, question = case.requirement, case.question
-            is_asked = (one.metric, one.workload, case.world_size) == (metric, workload, world_size)
-            if not is_asked or one.definition.takes_versus or one.definition.takes_peak:
+            of = one.metric, one.workload, case.world_size
+            if of != (metric, workload, world_size) or one.definition.takes_versus or one.definition.takes_peak:
                 continue
-            evidence = self.source.measure(self.interim.listening(listener))
+            evidence = self.source.measure(self.interim.hear)
             study = matching_study(evidence.plan, question)
             if study is not None and set(question.arms) <= set(study.arms):
-                return [float(value) for value in samples_of(question, evidence)]
+                return list(map(float, samples_of(question, evidence)))
         raise OptionError(
             "run.samples", f"found {metric} of {workload} at world size {world_size}, which is not measured",
             "what a selected requirement needs",
@@ -199,68 +183,66 @@ class AcceptanceSession:
             stopped: why pytest ran no further items, in its words; empty if it ran all.
         """
         source, subject, settings = self.source, self.subject, self.subject.settings
-        run, measured = source.measured_run, source.measured_so_far()
-        evidence, record = measured or subject.evidence_of_nothing(source.plan), run.read_run()
+        evidence, run = source.measured_so_far(), source.measured_run
+        record = run.read_run()
         not_asked = "the session was interrupted" if interrupted else "its test did not ask for a verdict"
-        not_asked = f"pytest ended before its test: {stopped}" if stopped else not_asked
+        if stopped:
+            not_asked = f"pytest ended before its test: {stopped}"
         for case in source.selected:  # judge requirements whose tests did not ask, too, without measuring
             if case.id not in self.verdicts:
-                self.verdicts[case.id] = self._judged(case, measured, None if measured else not_asked)
-        judged = [case for case in source.cases if case.id in self.verdicts]
-        verdicts = tuple(self.verdicts[case.id] for case in judged)
+                self.verdicts[case.id] = self._judged(case, evidence, "" if source.evidence else not_asked)
+        judged = {case.id: case for case in source.cases if case.id in self.verdicts}
+        verdicts = tuple(map(self.verdicts.__getitem__, judged))
+        is_simulated = record.is_simulated(evidence.columns.devices)
         slow = {say(because("slow-between", one.hosts, one.because)): set(one.hosts) for one in slow_links(evidence)}
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
         variables = [*notes_on_variables(evidence, source.cases)]
         per_node = (record.devices_present or 0) // evidence.plan.nodes if subject.device_type == "cuda" else 0
         coverage = coverage_of(evidence, source.selected, self.verdicts, record.left_out, per_node)
         facts = RunFacts(
-            verdicts, len(source.cases), interrupted=interrupted, spoiled=spoiled, is_simulated=source.is_simulated,
+            verdicts, len(source.cases), interrupted=interrupted, spoiled=spoiled,
+            is_simulated=is_simulated,
             coverage=replace(coverage, why_paths_are_missing=say(coverage.why_paths_are_missing)),
             not_one_machine=why_not_one_machine(run.read_records()), lost=lost_hosts(run.read_records()),
             silent=source.machine.silent,
             slow_links=tuple(slow), variables=variables, allows_unmeasured=settings.allow_incomplete,
             wrong_data=[say(why) for why in unasked_wrong_data(evidence, probes_asked)],
-            calibrate=subject.calibrate_command(run.path, is_simulated=source.is_simulated),
+            calibrate=subject.calibrate_command(run.path, is_simulated=is_simulated),
         )  # fmt: skip
-        (outcome, why, cause), rehearsed, blockers = conclude(facts), "", other_blockers(facts)
-        if settings.rehearse and facts.is_simulated:
-            as_measured = facts._replace(is_simulated=False)
-            would_be, why_so, _ = concluded = conclude(as_measured)
-            still = other_blockers(as_measured)
-            if still or any(one.blocks(allows_unmeasured=facts.allows_unmeasured) for one in verdicts):
-                (outcome, why, cause), blockers = concluded, still
-            else:
-                rehearsed = f"would be {would_be.replace('_', ' ')}, {say(why_so)}"
+        rehearsed, as_if = "", facts._replace(is_simulated=is_simulated and not settings.rehearse)
+        outcome, why, cause = conclude(as_if)
+        if as_if != facts and outcome in (*ACCEPTING, "partial"):
+            rehearsed, as_if = f"would be {outcome.replace('_', ' ')}, {say(why)}", facts
+            outcome, why, cause = conclude(facts)
         reason = say(why)
         if interrupted and outcome == "incomplete" and self.interim.interruption:
             reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in c.hosts}
-        sku = history_sku(self.sku, is_simulated=source.is_simulated)
         remarks = (
             *(f"{one}, on which no requirement is judged" for one in facts.wrong_data[cause == "wrong-data" :]),
             *variables, *sustained_notes(evidence), *source.notes(verdicts),
             *(f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused),
             *(f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)),
-            *filter(None, [recent_runs(run, self.history_file, sku, evidence)]),
+            recent_runs(run, self.history_file, history_sku(self.sku, is_simulated=is_simulated), evidence),
         )  # fmt: skip
         altered = subject.altered
         if outcome in ACCEPTING:  # on the site's own bounds, by a whole file of its own, by another file than measured
             used, began_with = subject.thresholds, record.thresholds
             own = own_bounds(used, self.sku)
-            is_own = [case.requirement.key() in own for case in judged]
-            others = [replace(one, provisional=one.provisional or it) for one, it in zip(verdicts, is_own, strict=True)]
+            others = [
+                replace(one, provisional=True) if judged[one.id].requirement.key() in own else one for one in verdicts
+            ]
             further = {
                 "the bounds that it is accepted by": not rests_on_published(others, facts.coverage),
                 "the whole thresholds file": not used.rests_on_packaged,
                 "the thresholds since it was measured": began_with is not None and began_with.digests != used.digests,
             }
             altered += tuple(what for what, holds in further.items() if holds)
-        by_id = {case.id: case for case in (*source.cases, *source.selected)}
-        loss = uniform_loss(verdicts, settings.confidence, lambda name, at: judge(by_id[name], evidence, at))
+        loss = uniform_loss(verdicts, settings.confidence, lambda name, at: judge(judged[name], evidence, at))
         return self._judgement(
-            outcome, reason, verdicts, remarks, judged, coverage=facts.coverage, blockers=blockers, altered=altered,
-            allows_unmeasured=facts.allows_unmeasured, simulated=facts.is_simulated, uniform_loss=loss,
-            unfinished=record.is_unfinished, rehearsed=rehearsed,
+            outcome, reason, verdicts, remarks, judged.values(), altered=altered, uniform_loss=loss,
+            coverage=facts.coverage, blockers=other_blockers(as_if), allows_unmeasured=settings.allow_incomplete,
+            simulated=is_simulated, unfinished=record.is_unfinished, rehearsed=rehearsed,
         )  # fmt: skip
 
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
@@ -270,7 +252,7 @@ class AcceptanceSession:
         """
         source = self.source
         verdicts = tuple(
-            self._judged(case, evidence, source.why_not(case) or (why if _is_of_history(case) else None), is_last=False)
+            self._judged(case, evidence, source.why_not(case) or why * _is_of_history(case), is_last=False)
             for case in source.selected
         )
         remarks = (*notes_on_variables(evidence, source.cases), *source.notes(verdicts))
@@ -280,12 +262,12 @@ class AcceptanceSession:
 
     def _judgement(
         self, outcome: RunOutcome, reason: str, verdicts: tuple[Verdict, ...], remarks: Iterable[Why],
-        judged: Sequence[AnyCase], **more: Any,
+        judged: Iterable[AnyCase], **more: Any,
     ) -> Judgement:  # fmt: skip
         """A judgement, with what it is based on; of an earlier run also with this session's notes."""
         source, thresholds = self.source, self.subject.thresholds
         run, noted = source.measured_run, self.subject.settings.note if source.judges else ()
-        reasons = tuple(because("text", one) if isinstance(one, str) else one for one in remarks)
+        reasons = tuple(because("text", one) if isinstance(one, str) else one for one in remarks if one)
         basis = {
             "judged_at": now_iso(), "thresholds_path": str(thresholds.path), "thresholds_sha256": thresholds.sha256,
             "measurements_path": str(run.measurements_jsonl), **run.digests(),
@@ -298,45 +280,40 @@ class AcceptanceSession:
             not_selected=len(source.cases) - len(verdicts), **more,
         )  # fmt: skip
 
-    def _judged(
-        self, case: AnyCase, evidence: Evidence | None, why_not: str | None, *, is_last: bool = True
-    ) -> Verdict:
-        """The verdict on evidence; without any, or if `why_not` says why, it is not measured.
+    def _judged(self, case: AnyCase, evidence: Evidence, why_not: str, *, is_last: bool = True) -> Verdict:
+        """The verdict on evidence; if `why_not` says why, it is not measured.
 
         The history's spread between launches widens the interval, if it is known and the verdict is the last one.
         """
         confidence = self.subject.settings.confidence
-        if evidence is None or why_not is not None:
-            blank = judge(case, self.subject.evidence_of_nothing(), confidence)
-            return worded(replace(blank, reason=why_not or "", because=None))
+        blank = blank_verdict(case, confidence)
+        if why_not:
+            return replace(blank, reason=why_not)
         if _is_of_history(case):
             try:
-                verdict = judge_regression(case, evidence, self._baseline(evidence), confidence)
+                verdict = judge_regression(case, evidence, self._baseline, confidence)
             except HistoryError as error:
-                verdict = replace(blank_verdict(case, confidence), outcome="inconclusive", reason=str(error))
+                verdict = replace(blank, outcome="inconclusive", reason=str(error))
         else:
             verdict = worded(judge(case, evidence, confidence))
             if is_last and isinstance(case, Case) and may_be_widened(verdict, case):
                 try:
-                    if baseline := self._baseline(evidence):
+                    if baseline := self._baseline:
                         verdict = with_launch_deviation(verdict, case, evidence, baseline)
                 except HistoryError as error:
                     unknown = f"spread between launches is unknown: {error}"
                     verdict = replace(verdict, notes=(*verdict.notes, unknown))
         return worded(with_waiver(verdict, case, evidence, today()))
 
-    def _baseline(self, evidence: Evidence) -> Baseline | None:
+    @cached_property
+    def _baseline(self) -> Baseline | None:
         """The nodes' earlier results, saved once beside the verdicts that use them. Raises HistoryError."""
         source, run = self.source, self.source.run
-
-        def find_out() -> Baseline | None:
-            found = baseline_of(source.measured_run, self.history_file, self.sku, evidence)
-            if found is not None and run is not None and not (source.writing_problem or run.baseline_json.exists()):
-                with source.writing():
-                    run.write_json(run.baseline_json, found)
-            return found
-
-        return evidence.once("baseline", find_out)
+        found = baseline_of(source.measured_run, self.history_file, self.sku, source.measured_so_far())
+        if found is not None and run is not None and not (source.writing_problem or run.baseline_json.exists()):
+            with source.writing():
+                run.write_json(run.baseline_json, found)
+        return found
 
     def remember(self, judgement: Judgement) -> str:
         """Add a new run to the site's history. Returns why that failed; empty if it did not.
@@ -351,6 +328,6 @@ class AcceptanceSession:
         return ""
 
 
-def _is_of_history(case: AnyCase) -> TypeGuard[NodeCase]:
+def _is_of_history(case: AnyCase) -> bool:
     """Whether a requirement compares with earlier runs."""
-    return isinstance(case, NodeCase) and case.requirement.definition.subject == "node"
+    return case.requirement.definition.subject == "node"

@@ -222,11 +222,7 @@ class SuiteSource(EvidenceSource):
         super().__init__(nodes.subject, nodes.machine, plan.layout, RunDirectory.open(resume) if resume else None)
         self._suite, self._nodes, self._arguments = suite, nodes, arguments
         self.plan = self.plan_to_measure = self._first = plan
-
-    @property
-    def named(self) -> str:
-        """Name of the run directory, after the time."""
-        return f"{self.subject.sku}-{self._suite.name}"
+        self.named = f"{self.subject.sku}-{suite.name}"
 
     def judge_of(self, plan: Plan) -> Any:
         """The suite's own judge, because thresholds require nothing."""
@@ -241,7 +237,7 @@ class SuiteSource(EvidenceSource):
             said = {"suite": self._suite.name, "confidence": self.subject.settings.confidence}
             self.measured_run.write_json(self.measured_run.suite_json, said)
             return
-        self.refuse_other_devices(first)
+        self.go_on(run)
         begun, said = run.read_plan(), run.read_suite()
         is_begun = {*first.timed, *first.training_runs} <= {*begun.timed, *begun.training_runs}
         if said.get("suite") != self._suite.name or not is_begun:
@@ -260,7 +256,6 @@ class SuiteSource(EvidenceSource):
         self.open_run()
         ending: Ending = "interrupted"
         try:
-            assert self.plan is not None  # since it was made
             if self.plan_to_measure is not None:
                 self.measure(self._progress(self.plan_to_measure))
             more, is_first = None, len(self.plan.study_ids) == len(self._first.study_ids)

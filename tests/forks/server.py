@@ -35,6 +35,8 @@ PRELOADED = (
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.page",
     "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures",
     "pytest_ddpscale.report.junit", "pytest_ddpscale.report.terminal",
+    "pytest_ddpscale.report.csv_tables", "pytest_ddpscale.report.prometheus",
+    "tests.builders.sessions",  # reads thresholds, before which their models are incomplete
 )  # fmt: skip
 
 _LIBRARIES = "LD_LIBRARY_PATH"

@@ -43,7 +43,6 @@ ROWS = (
     ("generation_ratio", "resnet152-fp16, versus: reference-gpu", 1, 2.4, 2.2),
 )
 PAPER = "published: paper, bound: {}, because: made up"
-PAPER = "published: paper, bound: {}, because: made up"
 
 
 def item(metric: str, of: str, size: int) -> str:
@@ -98,13 +97,6 @@ _VIT = Workload("vit-b-16-fp16", ImageFamily("vit_b_16"), "fp16", 1024, global_b
 def thresholds_text(requirements: Iterable[str] = REQUIREMENTS.values()) -> str:
     """A thresholds file whose `tested-gpu` has these requirements."""
     return _THRESHOLDS.format(requirements="\n".join(f"      - {line}" for line in requirements))
-
-
-def thresholds_with(item: str, old: str, new: str) -> str:
-    """The thresholds file with one place of one requirement changed."""
-    assert REQUIREMENTS[item].count(old) == 1, f"{old!r} in {REQUIREMENTS[item]}"
-    changed = REQUIREMENTS | {item: REQUIREMENTS[item].replace(old, new)}
-    return thresholds_text(changed.values())
 
 
 # The published figures of eight A100s, more or less: images per second and GPU, by world size.
@@ -228,9 +220,9 @@ class Site:
         """``python -c CODE`` in a process of its own."""
         return self._pytester.run(sys.executable, "-c", code, timeout=TIMEOUT_S)
 
-    def judge(self, *arguments: str, run: str = "measured") -> pytest.RunResult:
-        """Judge a run directory."""
-        return self.run(f"--ddp-judge={run}", *arguments)
+    def judge(self, *arguments: str) -> pytest.RunResult:
+        """Judge the measured run."""
+        return self.run("--ddp-judge=measured", *arguments)
 
     def verdicts(self, directory: str = "measured") -> dict[str, Any]:
         """verdicts.json of a run directory, read by the strictest rules."""

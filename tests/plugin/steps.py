@@ -16,7 +16,7 @@ from pytest_ddpscale.simulate.writing import write_simulated_run
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.waiver import today
 from tests.builders.json_types import begin
-from tests.plugin.site import REQUIREMENTS, WEAK_8, Site, edit_json, thresholds_text, thresholds_with
+from tests.plugin.site import REQUIREMENTS, WEAK_8, Site, edit_json, thresholds_text
 
 Do = Callable[[Site], object]
 OWN_ITEM = """\
@@ -58,10 +58,6 @@ def measured(site: Site) -> RunDirectory:
     return site.measured()
 
 
-def one_idles(site: Site) -> None:
-    site.measured(last=0.06)
-
-
 def file(name: str, text: str) -> Do:
     return lambda site: site.write(name, text)
 
@@ -73,7 +69,7 @@ def asked(text: str) -> Do:
 
 def bound(text: str, old: str = "bound: 0.96") -> Do:
     """The row of one requirement, which is kept by 0.97, is another one."""
-    return asked(thresholds_with(WEAK_8, old, text))
+    return asked(thresholds_text((REQUIREMENTS | {WEAK_8: REQUIREMENTS[WEAK_8].replace(old, text)}).values()))
 
 
 def edited(name: str, **changes: Any) -> Do:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import ExitStack
 
@@ -100,12 +99,6 @@ def no_acceptance_tests(path: str, **keys: str) -> Step:
     return write
 
 
-def with_an_impossible_measurement(site: Site) -> None:
-    lines = site.measured().measurements_jsonl.read_text("utf-8").splitlines()
-    lines[41] = json.dumps(json.loads(lines[41]) | {"seconds": -1.0})
-    site.write("measured/measurements.jsonl", "\n".join(lines) + "\n")
-
-
 # As pytest-forked does without its option.
 FORKED = """
 import pytest
@@ -132,7 +125,6 @@ REFUSED: dict[str, tuple[Step, ...]] = {
     "a container that cannot be started": ("--gpu-sku=cpu --ddp-container=image.sqsh --ddp-run-dir=run",),
     "no run, or one that may not be looked at": ("--ddp-judge=nowhere", f"--ddp-judge={'x' * 300}"),
     "an older run": (measured, edited("run.json", schema_version=2), "judge"),
-    "an impossible measurement": (with_an_impossible_measurement, "judge"),
     "a broken baseline": (measured, file("measured/baseline.json", "[" * 100_000), "judge"),
     "an unknown key": (measured, bound("buond: 0.96"), "judge --thresholds=thresholds.yaml"),
     "other thresholds than the run began with": (measured, bound("bound: 0.95"), "judge"),

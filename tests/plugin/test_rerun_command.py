@@ -11,41 +11,38 @@ from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plugin.items import asked_again
 from pytest_ddpscale.session.open import THIS_MACHINE, Machine, Site, Subject
 from pytest_ddpscale.settings import settings_from
-from tests.rows import rows
+from tests.approved import assert_approved
+from tests.builders.sessions import PACKAGED
 
 
-def command(cluster: Cluster = THIS_MACHINE, devices: int | None = None, paths: Any = (), **options: Any) -> str:
-    """Of a session on these nodes, that was started with these options."""
-    settings = settings_from(options, {}, {})
+def subject(paths: Any = (), **options: Any) -> Subject:
+    """Of a session that was started with these options."""
     asked = asked_again(SimpleNamespace(option=SimpleNamespace(**options)))  # type: ignore[arg-type]
-    site = Site(settings, Path("/site"), Path("/site"), asked=asked, paths=paths)
-    thresholds: Any = None  # it needs none
-    return shlex.join(Subject(site, thresholds, "b200").command_again(Machine(cluster, devices)))
+    site = Site(settings_from(options, {}, {}), Path("/site"), Path("/site"), asked=asked, paths=paths)
+    return Subject(site, PACKAGED, "b200")
 
 
-OPTIONS: dict[str, Any] = {
+def again(cluster: Cluster = THIS_MACHINE, per_node: int | None = None, **options: Any) -> str:
+    """On these nodes."""
+    return shlex.join(subject(**options).command_again(Machine(cluster, per_node)))
+
+
+SLURM = {
     "ddp_nodes": "2", "ddp_gpus_per_node": "8", "ddp_slurm_args": "--partition=gpu --exclusive",
     "ddp_block": "3s", "ddp_nvtx": False, "ddp_allow_incomplete": True, "ddp_run_dir": "mine",
 }  # fmt: skip
-
-
-@rows(
-    ("again", "cluster", "devices", "options"),
-    [
-        ("", THIS_MACHINE, 8, {}),
-        (" --ddp-launcher=slurm --ddp-nodes=2 --ddp-gpus-per-node=8 '--ddp-slurm-args=--partition=gpu --exclusive' "
-         "--ddp-block=3s --ddp-allow-incomplete", Cluster(2, launcher="slurm", is_elsewhere=True), 16, OPTIONS),
-        # The nodes of an allocation are named for who types it outside of it.
-        (" --ddp-launcher=slurm --ddp-nodes=2 --ddp-gpus-per-node=8", Cluster(2, ("n1", "n2"), launcher="slurm"), 16,
-         {}),
-        (" acceptance ours", THIS_MACHINE, None, {"paths": ("acceptance", "ours")}),
-        # Of a run that was judged only, only what was asked is known.
-        (" --ddp-confidence=0.9", THIS_MACHINE, None, {"ddp_judge": "run", "ddp_confidence": "0.9"}),
-        (" '--ddp-slurm-args=--comment=password=***'", THIS_MACHINE, None,
-         {"ddp_slurm_args": "--comment=password=hunter2"}),
-    ],
+RUN = Path("/runs/a b")
+SAID = (
+    again(per_node=8), again(Cluster(2, launcher="slurm", is_elsewhere=True), 8, **SLURM),
+    # The nodes of an allocation are named for who types it outside of it.
+    again(Cluster(2, ("n1", "n2"), launcher="slurm"), 8), again(paths=("acceptance", "ours")),
+    # Of a run that was judged only, only what was asked is known.
+    again(ddp_judge="run", ddp_confidence="0.9"), again(ddp_slurm_args="--comment=password=hunter2"),
+    # The calibration of a run extends the thresholds that it was judged by.
+    subject().calibrate_command(RUN, is_simulated=False),
+    subject(thresholds="site.yaml").calibrate_command(RUN, is_simulated=True),
 )  # fmt: skip
-def test_launcher_nodes_paths_and_options_are_carried_along(
-    again: str, cluster: Cluster, devices: int | None, options: dict[str, Any]
-) -> None:
-    assert command(cluster, devices, **options) == f"pytest --gpu-sku=b200{again}"
+
+
+def test_launcher_nodes_paths_and_options_are_carried_along() -> None:
+    assert_approved("commands-again.txt", "\n".join([*SAID, ""]))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.node.survey import GpusHere
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.survey_record import SurveyedGpu
+from pytest_ddpscale.report import charts
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session import evidence
 from pytest_ddpscale.session import open as opening
@@ -18,7 +18,11 @@ from pytest_ddpscale.session.evidence import find_source
 from pytest_ddpscale.session.open import Site
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.settings import settings_from
-from tests.builders.sessions import THRESHOLDS, InstantGang, Open
+from tests.builders.sessions import THRESHOLDS, InstantGang, Open, not_drawn
+
+WITH_CHECK = THRESHOLDS.replace("'^G$'}", "'^G$'}\n    requirements: [{check: gpus, severity: fail}]")
+# A GPU that the driver lists and that does not answer.
+LOST = SurveyedGpu(1, "", "", "", "", problem="GPU is lost", is_lost=True)
 
 
 def told(judgement: Judgement) -> Iterator[str]:
@@ -42,17 +46,18 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[InstantGang]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Decide what is here; by default there is no driver."""
 
-    def has(*gpus: SurveyedGpu, **told: Any) -> None:
-        found = GpusHere(gpus, **(told or {"why_none": "" if gpus else "no NVIDIA driver is loaded here"}))
-        monkeypatch.setattr(opening, "gpus_here", lambda: found)
+    def has(*gpus: SurveyedGpu, has_driver: bool = False) -> None:
+        found = Survey("here", 1.0, gpus=gpus, has_driver=has_driver)
+        monkeypatch.setattr(opening, "gpus_here", lambda skus: opening.gpus_of(found, "", skus))
 
     has()
     return has
 
 
 @pytest.fixture
-def opened(tmp_path: Path, machine: Callable[..., None]) -> Open:
+def opened(tmp_path: Path, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Open:
     """Open a session, on the CPU with two ranks unless options say otherwise."""
+    monkeypatch.setattr(charts, "_drawn", not_drawn)  # drawing takes a third of a session
     path = tmp_path / "thresholds.yaml"
     path.write_text(THRESHOLDS, encoding="utf-8")
 

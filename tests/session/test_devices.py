@@ -52,9 +52,9 @@ def test_what_is_here_is_used_and_of_nodes_elsewhere_the_user_says_how_many_they
             settings = settings_from(
                 {f"ddp_{word.split('=')[0]}": word.split("=")[1] for word in words.split()}, {}, {}
             )
-            how: Any = {"collect_only": bool(planned), "cluster": CLUSTERS[cluster]}
+            of: Any = CLUSTERS[cluster], kind, int(gpus)
             try:
-                found = str(devices_per_node(settings, kind, int(gpus), **how))  # type: ignore[arg-type]
+                found = str(devices_per_node(settings, *of, plans=bool(planned)))
             except OptionError as error:
                 found = str(error)
             said.append(f"{name}, {words or 'no option'}: {found}")
@@ -67,9 +67,9 @@ def test_a_driver_is_asked_by_a_process_of_its_own_and_one_that_hangs_is_given_u
     for name, value in machine.environment().items():
         monkeypatch.setenv(name, value)
     machine.play([A100])
-    [found] = gpus_here().gpus
+    [found] = gpus_here(()).gpus
     assert (found.index, found.name) == (0, A100.name)
     machine.play([A100], {"nvmlDeviceGetHandleByIndex_v2": HANG})
     hangs = r"^NVML on \S+: the survey was not done within 3 s; .* driver for GPU 0; .* reboot it"
     with pytest.raises(SkuError, match=hangs):
-        gpus_here(limit_s=3.0)
+        gpus_here((), limit_s=3.0)

@@ -19,8 +19,8 @@ from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.approved import assert_approved, masked
 from tests.builders.records import gang_on
-from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu, nothing
-from tests.session.conftest import told
+from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu
+from tests.session.conftest import LOST, WITH_CHECK, told
 
 # Something done to the run before it is judged.
 Arrange = Callable[[RunDirectory], object]
@@ -29,7 +29,7 @@ Arrange = Callable[[RunDirectory], object]
 @pytest.fixture
 def old(measuring: AcceptanceSession) -> RunDirectory:
     """A run that was measured in full."""
-    measuring.judge(measuring.source.cases[0], nothing)
+    measuring.judge(measuring.source.cases[0])
     measuring.source.close("finished")
     measuring.source.release()
     return measuring.source.measured_run
@@ -113,7 +113,7 @@ def test_a_run_is_judged_by_what_is_there_and_what_it_began_with_and_nothing_is_
             RunLock.acquire(path).release()  # which nobody holds
             continue
         for case in session.source.cases if how == "judge" else ():
-            session.judge(case, nothing)
+            session.judge(case)
         said += [f"{name}: {len(gangs)} launches, {session.source.cases[0].requirement.bound}"]
         said += told(session.conclude(interrupted=False, spoiled=()))
         session.source.release()
@@ -149,13 +149,19 @@ def test_who_measures_or_resumes_is_in_run_json_and_not_twice(opened: Open, old:
     assert not any(key.startswith("note_") for key in session.conclude(interrupted=False, spoiled=()).basis)
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
 def test_gpus_that_took_no_part_are_not_accepted(
-    opened: Open, gangs: list[InstantGang], machine: Callable[..., None]
+    opened: Open, gangs: list[InstantGang], machine: Callable[..., None], tmp_path: Path, is_silent: bool
 ) -> None:
-    """Sixteen GPUs, requirements for eight: nothing is known of the other eight."""
-    machine(*map(gpu, range(16)))
-    session = begun(opened(gpu_sku="gpu"))
-    assert all(session.judge(case, nothing).passed for case in session.source.cases)
+    """Sixteen GPUs, requirements for eight: nothing is known of the other eight. And one of nine does not answer."""
+    (tmp_path / "thresholds.yaml").write_text(WITH_CHECK if is_silent else THRESHOLDS, encoding="utf-8")
+    machine(*map(gpu, range(8 if is_silent else 16)), *[with_fields(LOST, index=8)] * is_silent)
+    session = opened(gpu_sku="gpu")
+    session.source.select([case for case in session.source.cases if not case.requirement.check])
+    session.source.open_run()
+    assert all(session.judge(case).passed for case in session.source.selected)
     judgement = session.conclude(interrupted=False, spoiled=())
-    assert judgement.outcome == "partial"
-    assert "none of them tested 8 of 16 GPUs: GPU of local rank 8 on here" in judgement.reason
+    said = judgement.outcome, [one.cause for one in judgement.other_blockers]
+    assert said == (("incomplete", ["lost-gpu"]) if is_silent else ("partial", []))
+    idle = "none of them tested 8 of 16 GPUs: GPU of local rank 8 on here"
+    assert ("GPU 8 of here: the driver has lost this GPU" if is_silent else idle) in judgement.reason

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,27 +13,26 @@ from msgspec.structs import replace
 from pytest_ddpscale.errors import BadInput, OptionError, SkuError
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.survey_record import SurveyedGpu
 from pytest_ddpscale.session import open as opening
 from pytest_ddpscale.session.open import THIS_MACHINE
 from tests.approved import assert_approved, masked
-from tests.builders.json_types import as_json, read_as
 from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run
+from tests.session.conftest import LOST, WITH_CHECK
 
-WITH_CHECK = THRESHOLDS.replace("'^G$'}", "'^G$'}\n    requirements: [{check: gpus, severity: fail}]")
 IN_WORDS = THRESHOLDS.replace("    requirements: []\n", "    requirements:\n" + "".join(
     f"      - {{weak_scaling_efficiency: {{{size}: 0.97}}, of: r, published: paper, bound: 0.5, because: so}}\n"
     for size in ("node", "2 nodes", "all")
 ))  # fmt: skip
-CHECKED = {"thresholds": "checked.yaml"}
 GPUS = [gpu(0), gpu(1), gpu(2)]
-# Besides GPUs that answer, one that the driver lists and that does not.
-LOST = {"silent": [SkuError("GPU 1", "GPU is lost", "a GPU that answers")]}
-MACHINES: dict[str, tuple[Sequence[Any], dict[str, Any]]] = {
-    "3 GPUs": (GPUS, {}), "2 GPUs": (GPUS[:2], {}), "1 GPU": (GPUS[:1], {}), "another GPU": ([gpu(0, name="H")], {}),
-    "no GPU": ([], {}), "ranks in words": ([], {}), "GPU 1 of 3 lost": (GPUS[::2], LOST), "GPU 1 lost": ([], LOST),
+MACHINES: dict[str, Sequence[SurveyedGpu]] = {
+    "3 GPUs": GPUS, "2 GPUs": GPUS[:2], "1 GPU": GPUS[:1], "another GPU": [gpu(0, name="H")],
+    "GPU 1 of 3 lost": [GPUS[0], LOST, GPUS[2]], "GPU 1 lost": [LOST],
+    "no GPU": [], "ranks in words": [], "driver lists none": [],
     # A GPU that works in the host's memory has none of its own; of another it is a fault.
-    "GPU 2 has no memory": ([*GPUS[:2], replace(gpu(2), memory_bytes=None)], {}),
-    "driver lists none": ([], {"why_none": "the driver lists none", "is_fault": True}),
+    "GPU 2 has no memory": [
+        *GPUS[:2], replace(gpu(2), memory_bytes=None, unreadable={"memory_bytes": "Not Supported"}),
+    ],
 }  # fmt: skip
 CHECK, WORDS = "thresholds=checked.yaml", "thresholds=words.yaml"
 PLANNED = "collect_only ddp_nodes=16 ddp_gpus_per_node="
@@ -105,10 +102,9 @@ def test_sku_and_devices_follow_from_options_and_from_what_is_here(
     said = list[str]()
     for name, every in ASKED.items():
         if name in MACHINES:
-            gpus, driver = MACHINES[name]
-            machine(*gpus, **driver)
+            machine(*MACHINES[name], has_driver="driver" in name)
         else:
-            monkeypatch.setattr(opening, "gpus_here", lambda: pytest.fail("NVML was asked"))
+            monkeypatch.setattr(opening, "gpus_here", lambda skus: pytest.fail("NVML was asked"))
         for words in every:
             parts = (word.partition("=") for word in words.split())
             options: dict[str, Any] = {key: value or (None if sign else True) for key, sign, value in parts}
@@ -119,39 +115,27 @@ def test_sku_and_devices_follow_from_options_and_from_what_is_here(
                 told = f"{session.sku}, {session.subject.device_type}: {found.devices} devices{at}, "
                 told += f"asked {found.gpus_asked}, silent {[*found.silent]}, lacks GPUs: {found.lacks_gpus}"
                 sizes = {one.name: one.world_size for one in session.source.cases if "rank" not in one.name}
-                if "words" in name:
-                    session.source.select(session.source.cases)
+                if "thresholds" in words:  # missing GPUs are left to their check
+                    session.source.select(session.source.cases if "words" in name else session.source.cases[:1])
                     plan = session.source.plan
-                    told += f", {sizes}, planned for {plan and plan.layout.world_size}"
+                    told += f", {sizes}, planned for {plan.layout.world_size}, survey: {plan.survey} {plan.gpus_asked}"
             except BadInput as error:
                 told = str(error)
             said.append(f"{name}, {words}: {told}")
-    assert_approved("machines.txt", masked("\n".join(said).replace(f" of {platform.node()}:", " of HERE:"), tmp_path))
-
-
-def test_missing_gpus_are_left_to_their_check(files: None, opened: Open, machine: Callable[..., None]) -> None:
-    machine(*GPUS[:2])
-    source = opened(gpu_sku="gpu", ddp_gpus_per_node="8", **CHECKED).source
-    assert source.cases[0].id == "node_check[gpus]"
-    source.select(source.cases[:1])
-    assert source.plan is not None
-    assert (source.plan.survey, source.plan.gpus_asked) == (True, 8)
-    assert read_as(Plan, as_json(source.plan)) == source.plan
+    assert_approved("machines.txt", masked("\n".join(said), tmp_path))
 
 
 def test_a_machine_without_gpus_is_judged_by_their_check_only(
     files: None, opened: Open, machine: Callable[..., None]
 ) -> None:
-    machine(**LOST)
-    source = opened(gpu_sku="gpu", ddp_world_sizes="1,4", **CHECKED).source
+    machine(LOST)
+    source = opened(gpu_sku="gpu", thresholds="checked.yaml").source
     source.select(source.cases[1:])
     with pytest.raises(SkuError, match=r"only node_check\[gpus\] can be judged"):
         source.open_run()
     assert not Path("run").exists()
     source.select(source.cases[:1])
     source.open_run()
-    assert source.plan is not None
-    assert (source.plan.survey, source.plan.ranks_per_node) == (True, 4)
     assert source.measured_run.read_run().devices_present == 0
 
 
@@ -159,16 +143,7 @@ def test_without_torch_nothing_starts_here(files: None, opened: Open, monkeypatc
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
     with pytest.raises(OptionError, match=r"torch not installed; expected PyTorch.*--ddp-judge=RUN_DIR"):
         opened(gpu_sku="cpu")
-    assert opened(gpu_sku="cpu", collect_only=True).source.plan is None
+    assert opened(gpu_sku="cpu", collect_only=True).source.selected == []
     assert opened(gpu_sku="auto", ddp_judge="of-cpu").source.machine.devices is None
     elsewhere = opened(gpu_sku="gpu", ddp_hosts="n1,n2", ddp_gpus_per_node="2")
     assert elsewhere.source.machine.cluster.is_elsewhere
-
-
-def test_the_calibration_of_a_run_extends_the_thresholds_that_it_was_judged_by(opened: Open, tmp_path: Path) -> None:
-    subject = opened().source.subject
-    assert subject.calibrate_command(Path("/runs/a b"), is_simulated=False) == "ddpscale calibrate '/runs/a b'"
-    site = f"{tmp_path}/thresholds.yaml"
-    subject = opened(thresholds=site).source.subject
-    command = shlex.split(subject.calibrate_command(Path("/runs/a b"), is_simulated=True))
-    assert command == ["ddpscale", "calibrate", "/runs/a b", f"--thresholds={site}", "--allow-simulated"]

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_ddpscale.errors import BadInput, RunDirectoryError
 from pytest_ddpscale.families.image import ImageFamily
+from pytest_ddpscale.history.regression import Baseline
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
@@ -38,10 +39,10 @@ from pytest_ddpscale.session.session import AcceptanceSession
 from tests.approved import assert_approved, masked
 from tests.builders.json_types import begin
 from tests.builders.records import gang_on, steady_block
-from tests.builders.sessions import InstantGang, Open, nothing, planning
+from tests.builders.sessions import InstantGang, Open, planning
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
-CONCLUDED = ("baseline.json", "plots/a.png", "report.md", "verdicts.json")
+CONCLUDED = ("plots/a.png", "report.md", "verdicts.json")
 
 
 def study(name: str) -> Study:
@@ -104,7 +105,7 @@ def test_what_is_measured_anew_is_decided_by_the_bounds_of_the_plan(opened: Open
     plan.requirements[1]["requirement"]["bound"] = "half"
     run.write_json(run.plan_json, plan)
     with pytest.raises(RunDirectoryError, match=r"plan\.json: has invalid content \(.*bound"):
-        opened(**options)
+        opened(**options).source.select([])
 
 
 def _of(study: str) -> list[AnyRecord]:
@@ -140,7 +141,7 @@ def lines_told(path: Path) -> list[str]:
 
 def test_what_is_missing_and_what_may_have_changed_is_set_aside_and_nothing_else(run: RunDirectory) -> None:
     """The same ranks measure what is left; twice, as a second attempt may break as well."""
-    said, first = list[str](), run.measurements_jsonl.read_bytes()
+    said, first, planned = list[str](), run.measurements_jsonl.read_bytes(), run.read_plan()
     run.note(left_out={"n3": "ecc: GPU 2: it was left out: twice"}, status="interrupted",
              noted={"operator": "Ann", "site": "Hall 1", "ticket": "T-1"})  # fmt: skip
     for name, records in HOLDS.items():
@@ -164,19 +165,24 @@ def test_what_is_missing_and_what_may_have_changed_is_set_aside_and_nothing_else
         run.append_records(records_of("error"))
         resumed(run).set_aside()
         assert texts(run.superseded_jsonl) == aside + again, "beside what was set aside before"
+    run.measurements_jsonl.write_bytes(first)
+    run.write_json(run.plan_json, planned)
     for number, noted in enumerate((["operator=Bob", "ticket=T-2", "rack=B 7"], ["operator=Cy"], []), 1):
         for file in (*CONCLUDED, "mine.txt") if number > 1 else ():
             (run.path / file).parent.mkdir(exist_ok=True)
             (run.path / file).write_text(str(number))
+            run.write_json(run.baseline_json, Baseline("cpu", f"2026-01-31T12:00:0{number}+00:00"))
         with run.measurements_jsonl.open("a", encoding="utf-8") as torn:  # by a kill
             torn.write('{"kind": "to')
-        resumed(run, ddp_note=noted).begin_again()
+        source = resumed(run, ddp_note=noted)
+        source.open_run()
+        source.release()
         run.append_record(gang_on(["new"], 1, number=number))
         assert run.read_records()[-1] == gang_on(["new"], 1, number=number)
         record = run.read_run()
         said += [f"{record.status} {record.finished_at} {record.operators} {record.noted}", *map(str, record.resumed)]
         said += sorted(str(one.relative_to(run.path)) for one in run.path.rglob("*.*"))
-        said += sorted(f"{one.name}: {one.read_text()}" for one in run.path.glob(f"before-resume-{number - 1}/*.*"))
+        said += sorted(f"{one.name}: {one.read_text()}" for one in run.path.glob(f"before-resume-{number}/*.*"))
     assert_approved("set-aside.txt", masked("\n".join(said), run.path, Path(__file__).parents[2]))
 
 
@@ -208,7 +214,7 @@ def test_what_another_session_measured_until_the_run_was_locked_is_kept(
         return acquire(path)
 
     monkeypatch.setattr(InstantGang, "ends", False)
-    measuring.judge(measuring.source.cases[0], nothing)
+    measuring.judge(measuring.source.cases[0])
     measuring.source.release()
     source = opened(ddp_resume=str(measuring.source.measured_run.path), ddp_run_dir=None).source
     source.select(source.cases)
@@ -236,7 +242,7 @@ def test_what_cannot_be_resumed_is_refused_as_approved(run: RunDirectory, monkey
     run.write_json(run.verdicts_json, {})
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", read_only)
-        said = [tried("read-only", source.begin_again)]
+        said = [tried("read-only", source.open_run)]
     for devices, nodes in ((3, 1), (2, 2), (4, 2), (2, 1), (None, 1)):
         found = tried(f"{devices} devices", lambda: resumed(run, devices, Cluster(nodes)).plan == plan)  # noqa: B023
         said.append(f"{found} on {nodes} nodes")

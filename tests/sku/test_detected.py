@@ -34,7 +34,7 @@ for machine, visible in json.loads(sys.argv[1]):
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ |= {} if visible == "unset" else {"CUDA_VISIBLE_DEVICES": visible}
     try:
-        here = gpus_of(post_mortem("node"), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        here = gpus_of(post_mortem("node"), os.environ.get("CUDA_VISIBLE_DEVICES", ""), ())
         why = "; ".join(f"silent {error}" for error in here.silent) or here.why_none + " fault" * here.is_fault
         told = [[g.index, f"{g.name}/{g.pci_device_id}/{(g.memory_bytes or 0) / 2**30:.2f}"] for g in here.gpus]
         print(json.dumps([told or "none", why]))
