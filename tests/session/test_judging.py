@@ -133,7 +133,7 @@ def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(opened: O
     measured = with_fields(old.read_run(), noted={"site": "Hall 1", "ticket": "T-1"})
     assert write_reports(run, judgement, measured, evidence) == []
     page = (run.path / "report.html").read_text("utf-8")
-    for shown in ("Checked by Eve, date, signature", "<dt>Ticket</dt><dd>T-2", "<dt>Site</dt><dd>Hall 1"):
+    for shown in ("Checked by Eve, date, signature", ">Ticket</th><td>T-2", ">Site</th><td>Hall 1"):
         assert shown in page
     session.history_file = run.path / "history.sqlite"
     session.source.close("finished")
