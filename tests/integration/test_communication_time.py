@@ -14,7 +14,7 @@ ASKED = """
 schema_version: 2
 sources: {paper: nobody}
 workloads:
-  tiny: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
+  tiny: {model: minute, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
 skus:
   cpu:
     description: any CPU
