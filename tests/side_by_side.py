@@ -18,7 +18,7 @@ from tests.forks.start import SHARED, address, command
 
 # Tests that start real ranks or agents, in lanes of which none takes much longer than the others: see docs/testing.md.
 # Those over Slurm wait for much of their time, so that others go beside them. The first prefix counts.
-# Each lane has a fork server of its own, and one cluster at most.
+# Each lane has one cluster at most.
 LANES = {
     "tests/integration/test_slurm_docs": "scripts",
     "tests/integration/test_slurm_scripts": "scripts",
