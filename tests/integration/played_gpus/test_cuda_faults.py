@@ -21,7 +21,7 @@ schema_version: 2
 sources: {paper: nobody}
 peers: {computing: 30 %, nodes: off, memory: off, host: off, pairs: off}
 workloads:
-  tiny: {model: minute, precision: fp32, image_size: 32, num_classes: 10}
+  tiny: {model: squeezenet1_1, precision: fp32, image_size: 32, num_classes: 10}
 families:
   played:
     - {weak_scaling_efficiency: {4: 0.02}, of: tiny, published: paper, bound: 0.01, because: made up}
