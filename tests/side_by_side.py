@@ -7,13 +7,18 @@ prepare much, the longest first, and then by file.
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.forks.start import SHARED, address, command
+
 # Tests that start real ranks or agents, in lanes of which none takes much longer than the others: see docs/testing.md.
 # Those over Slurm wait for much of their time, so that others go beside them. The first prefix counts.
-# Each lane has a fork server of its own, and one cluster at most.
+# Each lane has one cluster at most.
 LANES = {
     "tests/integration/test_slurm_docs": "scripts",
     "tests/integration/test_slurm_scripts": "scripts",
@@ -53,6 +58,14 @@ class InGroups(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
+    """Have workers be forks of one process, and what they start too: importing torch for tests takes each seconds."""
+    os.environ[SHARED] = address()
+    for spec in specs:
+        spec.python = shlex.join(command("tests.forks.script"))
 
 
 @pytest.hookimpl(optionalhook=True)

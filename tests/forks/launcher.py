@@ -5,6 +5,7 @@ A session uses it where the variable of `start.forking` and its PYTHONPATH are s
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -58,7 +59,11 @@ def register(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def forking_here() -> Iterator[None]:
-    """Have this process fork its gangs on this machine, as long as it lasts, and ranks hardly warm up."""
+    """Have this process fork its gangs on this machine, as long as it lasts, and ranks hardly warm up.
+
+    It knows the model that all forks know.
+    """
+    importlib.import_module("tests.builders.trained")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in forking().items():
             patch.setenv(name, value)

@@ -1,10 +1,11 @@
-"""``python -m tests.forks.script -u FILE ARGUMENT...``: ``python -u FILE ARGUMENT...``, from a fork.
+"""``python -m tests.forks.script -u FILE ARGUMENT...``: ``python -u FILE ARGUMENT...``, from a fork; or ``-u -c CODE``.
 
-With `python_exec` as PYTHON_EXEC, torchrun starts its ranks so.
+With `python_exec` as PYTHON_EXEC, torchrun starts its ranks so, and pytest-xdist with CODE its workers.
 """
 
 from __future__ import annotations
 
+import atexit
 import runpy
 import shlex
 import sys
@@ -26,6 +27,10 @@ def main() -> None:
     _, unbuffered, file, *arguments = sys.argv
     assert unbuffered == "-u"
     sys.argv = [file, *arguments]
+    if file == "-c":
+        exec(arguments[0], {"__name__": "__main__"})
+        atexit._run_exitfuncs()  # forks end without
+        return
     sys.path.insert(0, str(Path(file).parent))
     runpy.run_path(file, run_name="__main__")
 

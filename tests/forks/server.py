@@ -26,18 +26,18 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-# What is large, but for the plugin and its tests, which pytest imports itself for the sake of their assertions.
+import pytest_ddpscale
+
 PRELOADED = (
     "torch", "torchvision", "torch.distributed", "torch.nn.parallel", "numpy", "pytest", "pdb",
-    "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "multiprocessing.forkserver",
-    "pytest_ddpscale.worker.rank", "pytest_ddpscale.node.agent", "pytest_ddpscale.launch.supervisor",
-    "pytest_ddpscale.session.open", "pytest_ddpscale.session.session",
-    "pytest_ddpscale.report.files", "pytest_ddpscale.report.page",
-    "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures",
-    "pytest_ddpscale.report.junit", "pytest_ddpscale.report.terminal",
-    "pytest_ddpscale.report.csv_tables", "pytest_ddpscale.report.prometheus",
+    "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg",
+    "multiprocessing.forkserver", "tests.builders.trained",
     "tests.builders.sessions",  # reads thresholds, before which their models are incomplete
 )  # fmt: skip
+# And all of the package but for what pytest imports itself, for the sake of its assertions; the light server does
+# without what imports torch.
+PACKAGE = Path(pytest_ddpscale.__file__).parent
+_WITH_TORCH = ("torch", "pytest_ddpscale.worker", "pytest_ddpscale.datasets", "tests.builders.trained")
 
 _LIBRARIES = "LD_LIBRARY_PATH"
 _LIBRARY_PATHS = os.environ.get(_LIBRARIES, "").split(os.pathsep)
@@ -62,8 +62,10 @@ def main() -> None:
     """Serve for ever."""
     gc.disable()
     is_light = "light" in sys.argv[2:]
-    for name in PRELOADED:
-        if not (is_light and name.startswith(("torch", "pytest_ddpscale.worker"))):
+    files = [path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")]
+    ours = [".".join(path.parts) for path in files if not set(path.parts) & {"plugin", "__main__", "__init__"}]
+    for name in (*PRELOADED, *ours):
+        if not (is_light and name.startswith(_WITH_TORCH)):
             importlib.import_module(name)
     inspect.getmodule(main.__code__, "no file")  # where all modules come from, which a traceback asks for
     gc.freeze()  # or the first look for garbage in each fork would copy all pages

@@ -14,6 +14,8 @@ from pytest_ddpscale.util.orphans import die_with_parent
 
 # The address of a server, for sessions whose gangs are to be forked.
 VARIABLE = "TESTS_FORKS"
+# That of the one server of all workers of pytest-xdist, which are forks of it themselves: see tests/side_by_side.py.
+SHARED = "TESTS_FORK_SERVER"
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).with_name("site")  # on PYTHONPATH it registers the launcher
 LOADER_SITE = Path(__file__).with_name("loader_site")  # on PYTHONPATH it has loader workers forked as well
@@ -51,6 +53,8 @@ def address(preload: str = "", *kind: str) -> str:
         kind: ``light`` for forks that have no torch.
         preload: a library that must be there before torch is; such forks have a server of their own.
     """
+    if SHARED in os.environ and not preload and not kind:
+        return os.environ[SHARED]
     folder = tempfile.TemporaryDirectory(prefix="tests-forks-")
     socket = str(Path(folder.name) / "socket")
     # One thread, because only the thread that forks lives on in the fork; and room to show the environment of a fork.

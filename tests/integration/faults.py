@@ -15,19 +15,19 @@ from pathlib import Path
 
 import psutil
 
-from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.node.processes import GANG_VARIABLE
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
+from tests.builders.trained import MODEL, TINY
+from tests.builders.workloads import with_settings
 
 SITE = Path(__file__).with_name("fault_site")
 CGROUP = Path("/sys/fs/cgroup/memory")
@@ -35,7 +35,6 @@ CAN_LIMIT_MEMORY = os.access(CGROUP, os.W_OK) and (CGROUP / "memory.limit_in_byt
 INACTIVITY_S = 10.0
 # From the fault to the record of it, with the limits and grace periods between, on a machine that is busy.
 DEADLINE_S = 60.0
-WORKLOAD = Workload("w", ImageFamily("squeezenet1_1", 32, "contiguous", num_classes=10), "fp32", 2, 4)
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 2, 2), Arm("vanilla_parallel", 1, 2, devices=2))
 STOPPED = (
     rf"ranks recorded nothing for {INACTIVITY_S:g} s.* WHO is stopped \(SIGSTOP, or a debugger\) in timed block PLACE"
@@ -158,20 +157,14 @@ def _processes_with(log: Path) -> Iterator[str]:
             continue
 
 
-def weak(name: str, model: str = WORKLOAD.family.model, rounds: int = 10_000) -> Study:
+def weak(name: str, model: str = MODEL, rounds: int = 10_000) -> Study:
     """A study of that name."""
-    return Study(
-        "weak",
-        replace(WORKLOAD, name=name, family=WORKLOAD.family.changed(model=model)),
-        ARMS,
-        rounds,
-        block_s=0.05,
-        warmup_s=0.1,
-    )
+    return Study("weak", with_settings(TINY, name=name, model=model), ARMS, rounds, block_s=0.05, warmup_s=0.1)
 
 
 def measure(
-    folder: Path, launch: Launch, names: Sequence[str], before: Sequence[Study] = (), after: Sequence[Study] = ()
+    folder: Path, launch: Launch, names: Sequence[str], before: Sequence[Study] = (), after: Sequence[Study] = (),
+    model: str = MODEL,
 ) -> Watch:  # fmt: skip
     """One run whose studies each meet a fault, in a gang of its own each.
 
@@ -180,10 +173,12 @@ def measure(
         names: of the faults, in order.
         before: studies to measure before them.
         after: and after them.
+        model: what is trained; ranks that are no forks know only torchvision's own.
         launch: how gangs are started; default: as on any machine.
     """
+    folder.mkdir(exist_ok=True)
     run = RunDirectory.create(folder / "run")
-    plan = Plan("cpu", "cpu", (*before, *map(weak, names), *after))
+    plan = Plan("cpu", "cpu", (*before, *(weak(name, model) for name in names), *after))
     run.write_json(run.plan_json, plan)
     watch = Watch(run)
     faults = {f"weak/{name}": (FAULTS[name].kind, FAULTS[name].rank, FAULTS[name].arm) for name in names}

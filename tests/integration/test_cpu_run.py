@@ -63,7 +63,7 @@ def accepted(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Sessi
     (site / "thresholds.yaml").write_text(THRESHOLDS, encoding="utf-8")
     only_tests = tmp_path_factory.mktemp("tests")  # of the checkout, beside which nothing else is found
     (only_tests / "tests").symlink_to(CHECKOUT / "tests")
-    environ = {**os.environ, "PYTHONPATH": str(only_tests)}
+    environ = {**os.environ, "PYTHONPATH": str(only_tests), "TESTS_DRAW": "1"}
     why_not: str | None = None
     words = [str(installed / "python"), "-m", "pytest", "--gpu-sku=cpu", "--ddp-run-dir=run", *QUICK]
     if shutil.which("ip") is None or subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:

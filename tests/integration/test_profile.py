@@ -23,7 +23,7 @@ ASKED = """
 schema_version: 2
 sources: {paper: nobody}
 workloads:
-  tiny: {model: squeezenet1_1, precision: fp32, image_size: 64, memory_format: contiguous, num_classes: 10}
+  tiny: {model: minute, precision: fp32, image_size: 64, memory_format: contiguous, num_classes: 10}
 skus:
   cpu:
     description: any CPU

@@ -18,9 +18,8 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
-from torchvision.models._api import register_model
 
+import tests.builders.trained  # noqa: F401 (registers its model)
 from pytest_ddpscale.node.addresses import reserved_port
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.rank_folder import Assignment, leave
@@ -33,7 +32,6 @@ from tests.forks.server import fork
 from tests.nccl_rules.defects import DEFECTS
 from tests.nccl_rules.recording import BACKEND, record
 
-MODEL = "minute"
 RUN_DIR_VARIABLE = "NCCL_RULES_RUN_DIR"  # which run ranks write logs for that torchrun starts
 
 
@@ -76,17 +74,9 @@ def take_over(folder: Path, run: RunDirectory) -> None:
 
 
 def make_recorded(run_dir: Path, rank: int) -> None:
-    """Have this process's worker make groups that are recorded, and know a model of a few weights."""
+    """Have this process's worker make groups that are recorded."""
     record(logs_of(run_dir) / f"rank-{rank}.jsonl", rank)
     CpuDevice.backend = BACKEND
-    register_model(name=MODEL)(minute)
-
-
-def minute(*, weights: None = None, num_classes: int) -> nn.Module:
-    """What trains in no time, with buffers that DDP broadcasts."""
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)
-    )
 
 
 def measure(order: GangOrder) -> bool:

@@ -20,11 +20,12 @@ from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
+from tests.builders.trained import MODEL, minute
 from tests.forks.start import command
 
 from .checking import COLLECTIVES, CREATION, Event, Logs, read_logs, violations
 from .defects import DEFECTS
-from .ranks import MODEL, GangOrder, logs_of, minute, ranks_folder, take_over
+from .ranks import GangOrder, logs_of, ranks_folder, take_over
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 45.0

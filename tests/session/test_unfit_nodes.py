@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ SCENES: Mapping[str, tuple[str | None, Cluster, Mapping[str, Any]]] = {
     "no node answers": ("leave-out", THREE_NODES, UNHEARD),
     "this machine does not answer": ("leave-out", THIS_MACHINE, UNHEARD),
     "no rank can run": ("measure", THREE_NODES, {}),
+    "no GPU answers": ("measure", THREE_NODES, {}),
 }
 
 
@@ -158,6 +160,7 @@ def test_unfit_nodes_are_measured_left_out_or_a_reason_to_stop(
             one = Stage(opened, stage.gangs)
             stage.gangs.clear()
             session = one.session(unfit, cluster, ddp_run_dir=str(tmp_path / name))
+            session.source.machine = replace(session.source.machine, lacks_gpus=name == "no GPU answers")
             said += [name, *told_of(one, one.judged(session), session.source.measured_run)]
     assert_approved("unfit-nodes.txt", masked("\n".join(said), tmp_path))
 

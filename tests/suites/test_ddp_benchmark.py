@@ -142,12 +142,15 @@ def usual_pace(arm: Arm, number: int, rank: int) -> float:
     return 320.0 * (1 - 0.01 * arm.world_size * (arm.kind == "ddp")) * (1 + 0.02 * (number % 2)) * (1 + 0.001 * rank)
 
 
-def reported(nodes: int = 1, pace: Pace = usual_pace, without: str = "", confidence: float = 0.95) -> Results:
-    """The suite on so many nodes of two ranks, the second slow; the arm `without` was not measured."""
+def reported(
+    nodes: int = 1, pace: Pace = usual_pace, without: str = "", confidence: float = 0.95, steps: int = STEPS
+) -> Results:  # fmt: skip
+    """The suite on so many nodes of two ranks, the second slow; `without` an arm, and so many steps in round 0."""
     hosts = ("--gpu-sku=cpu", f"--ddp-hosts={','.join(('n1', 'n2')[:nodes])}", "--ddp-exec=true {host}")
     plan = planned(PytorchDdp(), "--models=resnet50", "--bucket-sizes=1", f"--ddp-rounds={ROUNDS}", gpus=2, sku=hosts)
     (study,) = plan.studies
-    first = [one for one in measure(study, ROUNDS, pace, 2) if one.arm != without]
+    measured = (one for one in measure(study, ROUNDS, pace, 2) if one.arm != without)
+    first = [replace(one, steps=steps, step_s=one.step_s[:steps]) if one.round == 0 else one for one in measured]
     second = [
         replace(one, rank=one.rank + 2, host="node1", device=f"GPU-{one.rank + 2}", step_s=(1.0,) * STEPS)
         for one in first
@@ -182,6 +185,9 @@ def test_its_files_have_each_rank_s_steps_one_rank_after_the_other_and_are_compa
     for row, own in zip(results_of_file(usual).tables[0].rows, found.tables[0].rows, strict=False):
         assert row.items() <= own.items()
     assert reported(without="alone").files == {}
+    fewer = reported(steps=STEPS - 1).files[FILE_NAME].benchmark_results[0].result[-1]
+    assert fewer.steps_per_round == (STEPS - 1, *[STEPS] * (ROUNDS - 1))
+    assert fewer.measurements == pytest.approx([s for n, s in enumerate(by_rank) if n % (ROUNDS * STEPS)], rel=1e-5)
     slower = reported(pace=lambda *of: 0.9 * usual_pace(*of)).files[FILE_NAME]
     diff = diff_of(*map(results_of_file, (usual, slower)))
     assert_approved("suite-pytorch-ddp-slower.txt", "\n".join([*diff.lines(), ""]))

@@ -20,16 +20,16 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.suites import registry
 from pytest_ddpscale.suites.comparing import diff_of
-from pytest_ddpscale.suites.engine import geometric_mean_estimate, mean_estimate
+from pytest_ddpscale.suites.engine import MeasuredSuite, geometric_mean_estimate, mean_estimate
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Rows, facts_of
 from pytest_ddpscale.util.document import html, markdown
 from tests.approved import assert_approved
-from tests.builders.judged import measure
+from tests.builders.judged import evidence_of_plan, make_measurement, measure
 from tests.builders.records import blocks_of, gang_on
 from tests.forks.launcher import forking_here
 from tests.suites.conftest import refused
 from tests.suites.halves import Halves
-from tests.suites.planned import SUITE_RECORD, planned, text_of, wavering
+from tests.suites.planned import SUITE_RECORD, TWO_NODES, planned, text_of, wavering
 
 Capture = pytest.CaptureFixture[str]
 COLUMNS = [Column("size", "Size"), Column("mib", "MiB"), Column("ms", "ms"),
@@ -54,6 +54,16 @@ def test_table_csv_json_and_picture_follow_from_rows_and_columns() -> None:
     for one in (picture, "Sizes &lt;script&gt;", of_command, of_failure, "last lines of its NCCL log:"):
         assert one in page
     assert "<script>" not in page
+
+
+def test_a_round_that_a_node_lacks_counts_for_nobody() -> None:
+    plan = planned(Halves(), gpus=2, sku=TWO_NODES)
+    study, arm = plan.studies[0], plan.studies[0].arms[-1]
+    found = [
+        make_measurement(study.id, arm, number, rank, host=f"n{rank // 2}", local_rank=rank % 2)
+        for number, ranks in enumerate((4, 2, 4)) for rank in range(ranks)
+    ]  # fmt: skip
+    assert MeasuredSuite(evidence_of_plan(plan, found), 0.95, SUITE_RECORD).paces(study, arm).shape == (1, 2)
 
 
 def test_mean_and_interval_of_independent_values() -> None:

@@ -22,16 +22,16 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")  # 1: the kernel refuses nob
     ("suite collectives", "--sizes=1KiB:256KiB:256 --iteration-limit=1m --ddp-block=0.01s",
      0, r"\nall-to-all +2 +1 KiB ", "collectives operation size_bytes wrong checked rounds"),
     # The supervisor hears so late of a run of seconds that too much of it may be unexplained.
-    ("suite whole-run --model=shufflenet_v2_x0_5 --image-size=32 --made=64 --batch=4",
+    ("suite whole-run --model=minute --image-size=32 --made=64 --batch=4",
      "--epochs=3 --ranks=1,2 --at-most-time-to-train=0.5",
      1, r"made-64@2: time_to_train ([\d.]+, failed|–, not measured); the bound is 0.5", "epochs run epoch"),
     ("suite convergence --samples=1024 --hidden=32", "--ranks=1,2 --global-batch=64 --loss=0.8 --lr=0.05",
      0, "learning-rate rule constant", "convergence run world_size global_batch reached"),
-    ("suite pytorch-ddp --models=squeezenet1_1 --batch=2 --image-size=64",
+    ("suite pytorch-ddp --models=minute --batch=2 --image-size=64",
      "--bucket-sizes=1 --ddp-block=0.01s --ddp-confidence=0.9",
      0, r"   2 CPUs --    1M/2G:  p50:", "pytorch-ddp size bucket_cap_mb"),
     # A million images are 602 GB. A rank with three images does not keep up with one that has two each.
-    ("tune --model=shufflenet_v2_x0_5 --precision=fp32 --image-size=224 --batch=2 --ddp-block=0.01s",
+    ("tune --model=minute --precision=fp32 --image-size=224 --batch=2 --ddp-block=0.01s",
      "--try='uneven_share=0.5 batch_size=999999'",
      1, r"batch_size=999999: 0 of 8 rounds: rank \d .*alloc_cpu", "tune setting note is_recommended"),
 ])  # fmt: skip

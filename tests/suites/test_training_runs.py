@@ -132,6 +132,19 @@ def test_iterations_epochs_and_seconds_are_compared_and_a_loss_that_is_not_reach
     assert_approved("suite-convergence.txt", text_of(both, missed, differing))
 
 
+def test_an_interval_of_accuracies_ends_at_one() -> None:
+    launches = [training_run(launch=launch, loss_threshold=1.0) for launch in (1, 2)]
+    validated = launches[0].samples.validation_samples // 2
+    records = [
+        replace(line, ranks=tuple(replace(rank, correct=validated - gang) for rank in line.ranks))
+        if isinstance(line, TrainedEpoch) else line
+        for gang, run in enumerate(launches) for line in records_of(run, gang)
+    ]  # fmt: skip
+    ((row,), *_) = (table.rows for table in Convergence().results(suite_of(launches, records)).tables)
+    low, high = row["accuracy"].interval
+    assert 0 <= low < row["accuracy"].value < high == 1
+
+
 def test_energy_and_prices_are_of_all_ranks_and_a_checkpoint_that_failed_costs_only_its_time() -> None:
     """Two GPUs use half a kWh each. Without the energy of one there is no price that has it."""
     priced = training_run(gpu_hour_price=2.0, kwh_price=0.5, deadline_s=30.0, most_s=30.0, least_accuracy=0.5)

@@ -106,7 +106,7 @@ def test_an_untrained_network_does_not_grow_out_of_half_precision() -> None:
     assert {layer.momentum for layer in model.modules() if isinstance(layer, _BatchNorm)} == {0.1}
 
 
-@rows("workload", [TINY, TRANSFORMER, with_settings(TINY, classifier_hidden=8)])
+@rows("workload", [TINY, TRANSFORMER, with_settings(TINY, model="squeezenet1_1", classifier_hidden=8)])
 def test_outputs_of_several_devices_are_those_of_the_single_model_in_its_order(workload: Workload) -> None:
     model = build_model(workload, CPU).eval()
     take_statistics(model, workload, CPU)

@@ -41,7 +41,7 @@ from tests.rows import rows
 from tests.worker.ranks import on_two_ranks
 from tests.worker.two_kernels import TwoKernels, needs_compiler
 
-FROZEN = with_settings(TINY, classifier_hidden=16)  # with batch normalisation
+FROZEN = with_settings(TINY, model="shufflenet_v2_x0_5", classifier_hidden=16)  # with batch normalisation
 LINEAR = with_settings(TINY, model="squeezenet1_1", classifier_hidden=0)
 CHANNELS_LAST = with_settings(TINY, memory_format="channels_last")
 ALONE = Arm("alone", 1, 2)

@@ -32,7 +32,7 @@ from tests.two_nodes_here import HOSTS, TwoNodesHere
 pytestmark = pytest.mark.lab
 
 GPUS = 2
-WORKLOAD = Workload("tiny", ImageFamily("squeezenet1_1", 32, "contiguous", num_classes=10), "fp32", 4)
+WORKLOAD = Workload("tiny", ImageFamily("minute", 32, "contiguous", num_classes=10), "fp32", 4)
 ARMS = (Arm("alone", 1, 4), Arm("ddp", 4, 4))
 # Each study that fails has a gang of its own, so that the second begins with new ranks if the first breaks.
 STUDIES = tuple(Study("weak", replace(WORKLOAD, name=name), ARMS, 2, 0.2, warmup_s=0.1) for name in ("one", "two"))
