@@ -104,12 +104,12 @@ def judged(
     """The outcome of a fresh node, and the requirements that reject it."""
     evidence = measured(node, rounds, seed, slowed(ranks, 1.05), seed)
     # Checks need telemetry, and no_regression a history.
-    cases = [one for one in opened(file, 1).cases if one.requirement.definition.subject in ("workload", "probe")]
+    cases = [case for case in opened(file, 1).cases if case.requirement.definition.subject in ("workload", "probe")]
     verdicts = [judge(case, evidence, CONFIDENCE) for case in cases]
     outcome, *_ = conclude(RunFacts(verdicts, len(verdicts)))
     if outcome == "incomplete" and rounds:
         return judged(file, node, ranks, seed, None)
-    return outcome, [one.id for one in verdicts if one.blocks() and one.outcome == "failed"]
+    return outcome, [verdict.id for verdict in verdicts if verdict.blocks() and verdict.outcome == "failed"]
 
 
 def rehearse(number: int, given: argparse.Namespace) -> tuple[Nodes, Counter[str]]:

@@ -165,10 +165,10 @@ def plant_all(tree: Path, defects: Sequence[Defect]) -> int:
     """Print a table of what catches each. Returns how many survive."""
     print(table(("defect", "kind", "what is wrong", "caught by", "among"), ()))
     survivors = 0
-    for one in defects:
-        by, among = try_out(tree, one)
+    for defect in defects:
+        by, among = try_out(tree, defect)
         survivors += not by
-        print(row(one.id, one.kind, one.what, by or "**survives**", among), flush=True)
+        print(row(defect.id, defect.kind, defect.what, by or "**survives**", among), flush=True)
     print(f"\n{len(defects) - survivors} of {len(defects)} caught")
     return survivors
 
@@ -183,9 +183,13 @@ def main() -> int:
     given = parser.parse_args()
     defects = [defect for defect in DEFECTS if not given.plant or defect.id in given.plant]
     with contextlib.nullcontext(ROOT) if given.check else scratch_tree() as tree:
-        wrong = [text for one in defects for text in without_place(tree, one)]
+        wrong = [text for defect in defects for text in without_place(tree, defect)]
         if given.rules and not wrong:
-            wrong = [f"{one.id}: not seen by {one.seen_by}" for one in defects if one.rule and not is_seen(tree, one)]
+            wrong = [
+                f"{defect.id}: not seen by {defect.seen_by}"
+                for defect in defects
+                if defect.rule and not is_seen(tree, defect)
+            ]
         if wrong or given.plant is None:
             print(*wrong or [f"{len(defects)} defects {'are seen' if given.rules else 'apply'}"], sep="\n")
             return int(bool(wrong))

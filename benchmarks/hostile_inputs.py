@@ -47,7 +47,7 @@ def long(text: str) -> str:
     def repeated(found: re.Match[str]) -> str:
         first, last = int(found[3] or 1), int(found[4])
         numbers = range(first, last + 1)
-        return "".join(found[1].replace("{i}", str(one)).replace("{p}", str(one - 1)) for one in numbers)
+        return "".join(found[1].replace("{i}", str(number)).replace("{p}", str(number - 1)) for number in numbers)
 
     return re.sub(r"«(.*?)×((\d+)…)?(\d+)»", repeated, text, flags=re.DOTALL)
 

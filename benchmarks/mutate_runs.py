@@ -148,7 +148,7 @@ def _of_lines(file: str, lines: Sequence[bytes], chance: random.Random) -> Itera
 def omit(run: oracle_runs.Files, kind: str, study: str = "", arm: str = "") -> None:
     """Drop lines of a kind, of a study or an arm."""
     wanted = {"kind": kind, "study": study, "arm": arm}
-    run.lines = [one for one in run.lines if any(value and one.get(key) != value for key, value in wanted.items())]
+    run.lines = [line for line in run.lines if any(value and line.get(key) != value for key, value in wanted.items())]
 
 
 def unlist(run: oracle_runs.Files, study: str, arm: str) -> None:
@@ -164,7 +164,7 @@ def regang(run: oracle_runs.Files, versions: str) -> None:
     changed = {"versions": json.loads(versions)} if json.loads(versions) else {}
     for one in run.of_kind("timed"):
         one["gang"] = 7 if one["round"] % 2 else one["gang"]
-    rest = [one for one in run.lines if one is not gang]
+    rest = [line for line in run.lines if line is not gang]
     run.lines = [gang, {"kind": "gang", "gang": 7, "ranks": [first | changed, *others]}, *rest]
 
 
@@ -181,8 +181,8 @@ EDITS = {**oracle_runs.EDITS, **{one.__name__: one for one in OWN}}
 def _listed(run: Path) -> Iterator[Mutant]:
     """Those of the list."""
     lines = oracle_runs.Files(run).lines
-    host, *_ = [one["ranks"][0]["place"]["host"] for one in lines if one["kind"] == "gang"]
-    arms = dict.fromkeys((one["study"], one["arm"]) for one in lines if one["kind"] == "timed")
+    host, *_ = [line["ranks"][0]["place"]["host"] for line in lines if line["kind"] == "gang"]
+    arms = dict.fromkeys((line["study"], line["arm"]) for line in lines if line["kind"] == "timed")
     for row in LISTED.read_text(encoding="utf-8").splitlines():
         named = {
             row.replace("{trained}", study).replace("{study}", study).replace("{arm}", arm).replace("HOST", host): None
@@ -193,7 +193,7 @@ def _listed(run: Path) -> Iterator[Mutant]:
             files = oracle_runs.Files(run)
             for name, *arguments in map(str.split, long(edits).split(";")):
                 EDITS[name](files, *arguments)
-            content = b"".join(json.dumps(one).encode() + b"\n" for one in files.lines)
+            content = b"".join(json.dumps(line).encode() + b"\n" for line in files.lines)
             yield Mutant(family, edits, MEASURED, content, gone, bool(spoils))
 
 
@@ -242,7 +242,7 @@ def _try(run: Path, before: Judgement, mutant: Mutant | None) -> int:
     allowed = {verdict.id for verdict in before.verdicts if verdict.passed}
     if mutant and source.plan:
         allowed -= {case.id for case in source.cases if is_gone(mutant.gone, case, source.plan)}
-    wrong = sorted(one.id for one in found.verdicts if one.passed and one.id not in allowed)
+    wrong = sorted(verdict.id for verdict in found.verdicts if verdict.passed and verdict.id not in allowed)
     is_spoiled = mutant is not None and mutant.spoils and found.outcome in ACCEPTING
     wrong += ["the run"] * (is_spoiled or found.outcome == "accepted" != before.outcome)
     print(", ".join(wrong) or found.outcome)
@@ -252,7 +252,7 @@ def _try(run: Path, before: Judgement, mutant: Mutant | None) -> int:
 def simulated(folder: Path, faults: tuple[str, ...]) -> Path:
     """A small simulated run with faults."""
     options = "--gpu-sku=a100", "--gpus=8", "--workloads=resnet152-fp16", "--rounds=12", "--seed=1", f"--out={folder}"
-    command = ["simulate", *options, *(f"--fault={one}" for one in faults)]
+    command = ["simulate", *options, *(f"--fault={fault}" for fault in faults)]
     made = in_a_fork(partial(ddpscale, command), folder.with_name("said"))
     assert made.code == 0, made.said
     return folder

@@ -136,7 +136,7 @@ class Files:
 
     def end_of(self, study: str) -> int:
         """Index of the line with which a study ends."""
-        return next(i for i, one in enumerate(self.lines) if (one["kind"], one.get("study")) == ("study_end", study))
+        return next(i for i, line in enumerate(self.lines) if (line["kind"], line.get("study")) == ("study_end", study))
 
 
 def _key(line: Line) -> tuple[Any, ...]:
@@ -145,7 +145,9 @@ def _key(line: Line) -> tuple[Any, ...]:
 
 def _some(lines: Iterable[Line], arms: str, rounds: str) -> list[Line]:
     first, last = map(int, rounds.split("-"))
-    return [one for one in lines if fnmatch(f"{one['study']}/{one['arm']}", arms) and first <= one["round"] <= last]
+    return [
+        line for line in lines if fnmatch(f"{line['study']}/{line['arm']}", arms) and first <= line["round"] <= last
+    ]
 
 
 def _put(columns: Line, name: str, ranks: Sequence[int], rank: str, value: Any) -> None:
@@ -299,7 +301,7 @@ def judged_by(run: Files, file: str) -> None:
 
 def judged_with(run: Files, *options: str) -> None:
     """Let it be judged with these options of pytest, in place of `--thresholds`."""
-    Path(f"{run.folder}.options").write_text("\n".join(one.replace("_or_", " or ") for one in options))
+    Path(f"{run.folder}.options").write_text("\n".join(option.replace("_or_", " or ") for option in options))
 
 
 def leave(run: Files, arms: str, rank: str, rounds: str) -> None:
@@ -334,7 +336,7 @@ def drop(run: Files, arms: str, rounds: str = "0-999") -> None:
 def end(run: Files, study: str, rounds: str, reason: str, message: str = "") -> None:
     """End a study after so many rounds for another reason: ``budget``, ``error``, ``interrupted``."""
     run.lines[run.end_of(study)] |= {"reason": reason, "message": message.replace("_", " ")}
-    run.lines = [one for one in run.lines if one.get("study") != study or one.get("round", -1) < int(rounds)]
+    run.lines = [line for line in run.lines if line.get("study") != study or line.get("round", -1) < int(rounds)]
 
 
 def stop(run: Files, study: str, rounds: str) -> None:

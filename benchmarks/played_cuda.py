@@ -167,12 +167,12 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory(prefix="played-cuda-") as temporary:
         libraries = build(Path(temporary))
-        for scenario in (one for one in SCENARIOS if given.match in one.name):
+        for scenario in (scenario for scenario in SCENARIOS if given.match in scenario.name):
             folder = (given.keep or Path(temporary)).resolve() / scenario.name
             folder.mkdir(parents=True)
             rows.append(play(scenario, libraries, folder))
             print(row(*rows[-1].values()) if rows[1:] else table(list(rows[0]), [list(rows[0].values())]), flush=True)
-    return int(any(one["as expected"] != YES for one in rows))
+    return int(any(row["as expected"] != YES for row in rows))
 
 
 if __name__ == "__main__":

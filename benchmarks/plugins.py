@@ -78,7 +78,7 @@ def plugins_in(folder: Path) -> dict[str, tuple[str, list[str]]]:
 
 def judged(python: Path, blocked: Iterable[str], arguments: Sequence[str], run: str) -> Found:
     """A stored run, judged without these plugins on a terminal; ``real`` measures a short one."""
-    flags, *others = ["-O"] * ("-O" in arguments), *(one for one in arguments if one != "-O")
+    flags, *others = ["-O"] * ("-O" in arguments), *(argument for argument in arguments if argument != "-O")
     # PYTHONOPTIMIZE is for ranks, too.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "DDPSCALE"))}
     environment |= {"PYTEST_ADDOPTS": " ".join(f"-p no:{name}" for name in blocked), "COLUMNS": "100", "TERM": "xterm"}
@@ -102,7 +102,9 @@ def judged(python: Path, blocked: Iterable[str], arguments: Sequence[str], run: 
         ended = in_a_fork(on_terminal, site / "said", LIMIT_S)
         file = site / "run" / "verdicts.json"
         verdicts = json.loads(file.read_text(encoding="utf-8"))["verdicts"] if file.exists() else []
-        return Found(ended.code, {one["id"]: one["outcome"] for one in verdicts}, ESCAPES.sub("", ended.said))
+        return Found(
+            ended.code, {verdict["id"]: verdict["outcome"] for verdict in verdicts}, ESCAPES.sub("", ended.said)
+        )
 
 
 def differences(expected: str, found: Found, without: Found) -> list[str]:

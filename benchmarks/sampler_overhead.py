@@ -29,7 +29,7 @@ from pathlib import Path
 
 from reporting import arguments, keep, orders, table
 
-from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.node.survey import visible_gpus
 from pytest_ddpscale.suites.engine import geometric_mean_estimate
 from pytest_ddpscale.telemetry.windows import POLL_S, Sampler
@@ -56,7 +56,7 @@ class Round:
     with_s: float
 
 
-def overhead(rounds: Sequence[Round]) -> tuple[Found, float]:
+def overhead(rounds: Sequence[Round]) -> tuple[Estimate, float]:
     """Pace with the sampler / without, and its CPU time per second. Raises ValueError with fewer than two rounds."""
     ratio = geometric_mean_estimate([one.with_steps_per_s / one.without_steps_per_s for one in rounds], CONFIDENCE)
     return ratio, sum(one.sampler_cpu_s for one in rounds) / sum(one.with_s for one in rounds)

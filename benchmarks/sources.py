@@ -93,7 +93,12 @@ def reader(line: str, seen: list[str]) -> Callable[..., float | list[float]]:
 
 def rows_of(file: ThresholdsFile) -> Rows:
     """All rows of a file but node checks. Raises SystemExit if two differ only in placement or versus."""
-    every = [(sku, one) for sku, entry in file.thresholds.skus.items() for one in entry.requirements if not one.check]
+    every = [
+        (sku, requirement)
+        for sku, entry in file.thresholds.skus.items()
+        for requirement in entry.requirements
+        if not requirement.check
+    ]
     rows = {(sku, one.metric, one.subject, str(one.world_size)): one for sku, one in every}
     if len(rows) < len(every):
         raise SystemExit(
@@ -102,9 +107,9 @@ def rows_of(file: ThresholdsFile) -> Rows:
     return rows
 
 
-def value_of(one: Requirement) -> float:
+def value_of(requirement: Requirement) -> float:
     """The published value, or the bound of a row without one."""
-    return one.bound if one.source.measured is None else one.source.measured
+    return requirement.bound if requirement.source.measured is None else requirement.source.measured
 
 
 def listed_values(row: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
@@ -146,12 +151,12 @@ def arithmetic(file: ThresholdsFile, formulas: Iterable[Mapping[str, Any]]) -> I
 
 
 def _checked(
-    kind: str, key: Key, expression: str, names: Mapping[str, Any], one: Requirement | None, written: float
+    kind: str, key: Key, expression: str, names: Mapping[str, Any], requirement: Requirement | None, written: float
 ) -> tuple[str, str]:
-    if one is None:
+    if requirement is None:
         return kind, f"{' '.join(key)}: {kind}: the thresholds have no such row"
     wrong = difference(expression, names, written, WITHIN * abs(written))
-    return kind, f"{one.where}: {' '.join(key)}: {kind}: {wrong}" if wrong else ""
+    return kind, f"{requirement.where}: {' '.join(key)}: {kind}: {wrong}" if wrong else ""
 
 
 def _ratio(rows: Rows, key: Key) -> str:

@@ -222,7 +222,7 @@ def run_of(scenario: Scenario, cluster: SimulatedCluster, number: int, seed: int
     ranks, faults = scenario.ranks(number, plan.layout), scenario.placed_faults(number, plan.layout)
     spread: NodeSpread = replace(cluster.performance.spread, seed=seed)
     if scenario.slow:
-        by_fault = HELD_DOWN if any(one.kind == "bad-gpu" for one in faults) else 1.0
+        by_fault = HELD_DOWN if any(fault.kind == "bad-gpu" for fault in faults) else 1.0
         ratio = 1 + scenario.slow / 100
         spread = PlacedSpread(**vars(spread), slow_ranks=tuple(ranks), ratio=ratio, by_fault=by_fault)
     return SimulatedRun(plan, replace(cluster.performance, spread=spread), faults, seed)
@@ -243,9 +243,9 @@ def session(run: SimulatedRun, cluster: SimulatedCluster) -> Session:
     plan, rounds = run.plan, defaultdict[str, list[tuple[Arm, ...]]](list)
     found: list[AnyRecord] = [*until_decided(run, cluster, lambda study, timed, *_: rounds[study].append(timed))]
     blocks = [one for one in found if cluster.is_watched and isinstance(one, Block)]
-    found += [writing.telemetry_of_turns([one], cluster.expectation(plan), run.faults) for one in blocks]
+    found += [writing.telemetry_of_turns([block], cluster.expectation(plan), run.faults) for block in blocks]
     evidence = evidence_of(plan, None, found)
-    asked = [one for one in cluster.cases if one.requirement.definition.subject != "node"]
+    asked = [case for case in cluster.cases if case.requirement.definition.subject != "node"]
     return Session({one.id: worded(judge(one, evidence, CONFIDENCE)) for one in asked}, asked, evidence, rounds)
 
 
@@ -305,8 +305,8 @@ def _ending(scenario: Scenario, cluster: SimulatedCluster, run: SimulatedRun, do
     columns |= {"accused": bool(certain - wrong), "efficiency passed": efficiency is not None and efficiency.passed}
     # Where no sound value is known the simulator takes 5 % more than the bound: a warning there says nothing.
     guessed = {
-        one.id for one in done.cases if one.requirement.sound_value is None
-        and not (one.requirement.definition.compares_places or one.requirement.definition.reads_own_pace)
+        case.id for case in done.cases if case.requirement.sound_value is None
+        and not (case.requirement.definition.compares_places or case.requirement.definition.reads_own_pace)
     }  # fmt: skip
     failed = {v.id: v.severity for v in verdicts if v.outcome == "failed"}
     warned = [name for name, severity in failed.items() if severity == "warn" and name not in guessed]
@@ -343,7 +343,7 @@ def _ranks(culprit: Culprit, layout: Layout) -> set[int]:
 def _linked(blamed: set[Culprit], scenario: Scenario, wrong: set[int]) -> set[int]:
     """The ranks at fault, if their links are slow and one is named, or if their links lose packets and the node is."""
     host = writing.host_name(min(wrong) // 8)
-    kinds = {{"slow-link": "link", "lossy-link": "node"}.get(one.partition(":")[0]) for one in scenario.faults}
+    kinds = {{"slow-link": "link", "lossy-link": "node"}.get(fault.partition(":")[0]) for fault in scenario.faults}
     return wrong if any(c.kind in kinds and host in c.hosts for c in blamed) else set()
 
 

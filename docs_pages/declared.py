@@ -140,7 +140,7 @@ def _type_text(schema: dict[str, Any]) -> str:
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{word}`" for word in schema.get("enum", [schema.get("const")]))
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        return _either(_type_text(one) for one in options if one.get("type") != "null")
+        return _either(_type_text(option) for option in options if option.get("type") != "null")
     match schema.get("type"):
         case "array":
             return f"list; each {_type_text(schema.get('items', {}))}"

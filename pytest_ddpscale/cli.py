@@ -195,7 +195,7 @@ def _import_paik(arguments: argparse.Namespace) -> None:
     evidence = read_evidence(run := import_paik(arguments.directory, arguments.out, arguments.gpu_sku, thresholds))
     studies, sku = evidence.plan.studies, thresholds.skus[evidence.plan.sku]
     # PyTorch lets cuDNN compute fp32 in TF32, which has another peak.
-    peaks = {one.id: sku.peak_tflops(one.workload) for one in studies if one.workload.precision != "fp32"}
+    peaks = {study.id: sku.peak_tflops(study.workload) for study in studies if study.workload.precision != "fp32"}
     shown = breakdown(evidence, peaks)
     print(*text_lines(shown), f"Imported {len(studies)} studies into {run.path}.", sep="\n")
     print(f"Next: pytest --ddp-judge={run.path}")
@@ -253,11 +253,13 @@ def _culprits(arguments: argparse.Namespace) -> int:
     from pytest_ddpscale.report.culprits import HostFinding, read_findings, settled, text_lines, tsv_lines
     from pytest_ddpscale.run.run_json import WATERMARK
 
-    found: list[HostFinding] = []
+    findings: list[HostFinding] = []
     if arguments.rehearse and arguments.format == "text":
         print(f"Rehearsal. {WATERMARK}.")
-    code = _each(arguments.directories, lambda one: found.extend(read_findings(one, rehearses=arguments.rehearse)))
-    for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(found)):
+    code = _each(
+        arguments.directories, lambda directory: findings.extend(read_findings(directory, rehearses=arguments.rehearse))
+    )
+    for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(findings)):
         print(line)
     return code
 

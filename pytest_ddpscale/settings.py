@@ -216,12 +216,12 @@ def arguments_of_srun(text: str) -> tuple[str, ...]:
     return arguments
 
 
-def words_of_command(text: str, what: str = "a command") -> tuple[str, ...]:
+def words_of_command(text: str, expected: str = "a command") -> tuple[str, ...]:
     """Split as a shell does."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise ValueError(f"{what}, quoted as in a shell ({error})") from None
+        raise ValueError(f"{expected}, quoted as in a shell ({error})") from None
 
 
 def notes_of_run(text: str) -> tuple[tuple[str, str], ...]:
@@ -245,9 +245,9 @@ def on_or_off(text: str) -> bool:
     """A switch: true or false in any spelling that ini files use."""
     from configparser import ConfigParser
 
-    if (said := ConfigParser.BOOLEAN_STATES.get(text.lower())) is None:
+    if (is_on := ConfigParser.BOOLEAN_STATES.get(text.lower())) is None:
         raise ValueError("true or false")
-    return said
+    return is_on
 
 
 _DECLARED: list[Option] = []
@@ -376,12 +376,12 @@ def settings_from(
         OptionError: a value is invalid; the message says where it came from.
     """
     given = {name: _find(option, options, ini, environ) for name, option in OPTIONS.items()}
-    values = {name: read_value(one.where, one.text, OPTIONS[name].parse) for name, one in given.items() if one.text}
+    values = {name: read_value(raw.where, raw.text, OPTIONS[name].parse) for name, raw in given.items() if raw.text}
     settings = Settings(**values, sku_was_given="gpu_sku" in values)
     _refuse_conflicts(settings, given)
     # Notes of the ini file, such as a site's, stay beside typed ones with other keys.
-    there = read_value("ini option ddp_note", ini.get("ddp_note", ""), notes_of_run)
-    return settings._replace(note=tuple((dict(there) | dict(settings.note)).items()))
+    noted = read_value("ini option ddp_note", ini.get("ddp_note", ""), notes_of_run)
+    return settings._replace(note=tuple((dict(noted) | dict(settings.note)).items()))
 
 
 def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str]) -> _Given:
@@ -398,7 +398,7 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
 
 def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
     """Refuse options that contradict each other. Raises OptionError."""
-    typed = {name for name, one in given.items() if one.text and one.where.startswith("--")}
+    typed = {name for name, raw in given.items() if raw.text and raw.where.startswith("--")}
     # Those of measuring only if typed, because a site's ini file and environment serve measuring and judging runs
     # alike. A resumed run is measured, in its own directory.
     of_measuring = [(name, "judge") for name, option in OPTIONS.items() if option.about == "measuring"]

@@ -74,7 +74,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     if calibration.calibrated:
         text = overlay.text(Path()) if arguments.write is None else write_overlay(arguments.write, overlay)
         if not arguments.json:
-            how = " (--write NEW.yaml writes it)" if arguments.write is None else ""
-            print(f"\nThe new file{how}:\n\n{text}", end="")
+            hint = " (--write NEW.yaml writes it)" if arguments.write is None else ""
+            print(f"\nThe new file{hint}:\n\n{text}", end="")
     if arguments.write is not None:
         print(f"Wrote {arguments.write}. Next: ddpscale thresholds check {arguments.write}", file=sys.stderr)

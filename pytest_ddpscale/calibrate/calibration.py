@@ -159,13 +159,13 @@ class Calibration:
     left: Mapping[str, str]
     unseen: tuple[str, ...] = ()
 
-    def accepts_by(self, one: CalibratedRequirement) -> bool:
+    def accepts_by(self, calibrated: CalibratedRequirement) -> bool:
         """Whether the new bound may accept a machine, not only reject it.
 
         Where the bound was provisional, and other speeds still have only provisional bounds, it may not: a node that
         is slow in one of those would be accepted.
         """
-        is_new = one.requirement.provisional and one.requirement.definition.carries_acceptance
+        is_new = calibrated.requirement.provisional and calibrated.requirement.definition.carries_acceptance
         return not (is_new and self.unseen)
 
 
@@ -193,7 +193,7 @@ def calibrate(
         unfit |= {host: why for host, why in unfit_nodes(every_case, run.evidence).items() if host in hosts}
     excluded = dict(sorted(unfit.items()))
     measured = {case.id: Measured(case, _by_host(case, runs)).without(unfit) for case in cases}
-    sets = [one for of_one in measured.values() for one in _value_sets(of_one)]
+    sets = [value_set for of_one in measured.values() for value_set in _value_sets(of_one)]
     for node, outlier in deviating_nodes(sets, math.floor(max_excluded * (len(hosts) - len(unfit)))).items():
         excluded[node] = _why(measured[outlier.of.name], node, outlier)
     if len(excluded) > max_excluded * len(hosts):
@@ -205,24 +205,28 @@ def calibrate(
     nodes = tuple(host for host in hosts if host not in excluded)
     if len(nodes) < FEWEST_NODES:
         raise OptionError("RUN_DIR", f"{len(nodes)} nodes remain", f"at least {FEWEST_NODES}")
-    kept = [one.without(excluded) for one in measured.values()]
-    spreads = [_spread(one) if one.values else why_no_values(one.case, runs[0].evidence) for one in kept]
-    chance = false_reject_rate / max(1, sum(not isinstance(one, str) for one in spreads))
+    kept = [of_case.without(excluded) for of_case in measured.values()]
+    spreads = [
+        _spread(of_case) if of_case.values else why_no_values(of_case.case, runs[0].evidence) for of_case in kept
+    ]
+    chance = false_reject_rate / max(1, sum(not isinstance(spread, str) for spread in spreads))
     calibrated, unseen = list[CalibratedRequirement](), list[str]()
-    for one, spread in zip(kept, spreads, strict=True):
-        bounded = spread if isinstance(spread, str) else _bounded(one, spread, chance, lowers=lowers)
-        asked = one.case.requirement
+    for of_case, spread in zip(kept, spreads, strict=True):
+        bounded = spread if isinstance(spread, str) else _bounded(of_case, spread, chance, lowers=lowers)
+        requirement = of_case.case.requirement
         if not isinstance(bounded, str):
             calibrated.append(bounded)
             continue
-        left[one.case.id] = bounded
-        unseen += [one.case.id] * bool(one.values and asked.provisional and asked.definition.tells_speed)
+        left[of_case.case.id] = bounded
+        unseen += [of_case.case.id] * bool(
+            of_case.values and requirement.provisional and requirement.definition.tells_speed
+        )
     return Calibration(sku, false_reject_rate, nodes, tuple(calibrated), excluded, left, tuple(unseen))
 
 
 def _answerable(cases: Sequence[AnyCase]) -> tuple[list[AnyCase], dict[str, str]]:
     """Cases that a single node decides by a varying number, each once, and why the others are left."""
-    found: dict[object, AnyCase] = {}
+    cases_by_key: dict[object, AnyCase] = {}
     reasons: dict[str, str] = {}
     for case in cases:
         definition = case.requirement.definition
@@ -230,37 +234,37 @@ def _answerable(cases: Sequence[AnyCase]) -> tuple[list[AnyCase], dict[str, str]
             reasons[case.id] = "exact: there is nothing to calibrate"
         elif definition.subject == "node":
             reasons[case.id] = "depends on each node's own history"
-        elif found.setdefault(case.requirement.key(), case) is not case:
+        elif cases_by_key.setdefault(case.requirement.key(), case) is not case:
             reasons[case.id] = "another row requires the same"
-    return list(found.values()), reasons
+    return list(cases_by_key.values()), reasons
 
 
 def _by_host(case: AnyCase, runs: Sequence[PastRun]) -> dict[str, dict[str, NodeValue]]:
-    found: dict[str, dict[str, NodeValue]] = {}
+    by_host: dict[str, dict[str, NodeValue]] = {}
     for run in runs:
         for host, value in node_values(case, run.evidence).items():
             if host in run.gpus:
-                found.setdefault(host, {})[run.path] = value
-    return found
+                by_host.setdefault(host, {})[run.path] = value
+    return by_host
 
 
-def _value_sets(one: Measured) -> Iterator[ValueSet]:
-    numbers = one.numbers
+def _value_sets(measured: Measured) -> Iterator[ValueSet]:
+    numbers = measured.numbers
     means = {host: math.fsum(by_launch.values()) / len(by_launch) for host, by_launch in numbers.items()}
-    scale = one.scale(math.fsum(means.values()) / len(means) if means else 0.0)
-    least = LEAST_SPREAD * scale, LEAST_GAP * scale, one.errs_by_factors
-    yield ValueSet(one.case.id, means, *least)
+    scale = measured.scale(math.fsum(means.values()) / len(means) if means else 0.0)
+    least = LEAST_SPREAD * scale, LEAST_GAP * scale, measured.errs_by_factors
+    yield ValueSet(measured.case.id, means, *least)
     launches = dict.fromkeys(launch for by_launch in numbers.values() for launch in by_launch)
     for launch in launches if len(launches) > 1 else ():
         in_launch = {host: by_launch[launch] for host, by_launch in numbers.items() if launch in by_launch}
         if len(in_launch) > FEWEST_OTHERS:
-            yield ValueSet(one.case.id, in_launch, *least, launch)
+            yield ValueSet(measured.case.id, in_launch, *least, launch)
 
 
-def _why(one: Measured, node: str, outlier: Outlier) -> str:
-    value, centre, case = one.value(outlier.of.values[node]), one.value(outlier.centre), one.case
+def _why(measured: Measured, node: str, outlier: Outlier) -> str:
+    value, centre, case = measured.value(outlier.of.values[node]), measured.value(outlier.centre), measured.case
     worst = max if case.requirement.definition.upper_bound else min
-    place = worst(one.values[node].values(), key=lambda of_launch: of_launch.value).place
+    place = worst(measured.values[node].values(), key=lambda of_launch: of_launch.value).place
     where = f" in {outlier.of.launch}" * bool(outlier.of.launch)
     at = f" ({place})" if place != node else ""
     apart = percent(value / centre - 1, 1, signed=True) if centre else f"{value - centre:+.3g}"
@@ -270,9 +274,10 @@ def _why(one: Measured, node: str, outlier: Outlier) -> str:
     )
 
 
-def _spread(one: Measured) -> NextValue | str:
+def _spread(measured: Measured) -> NextValue | str:
     """Prediction for a further node, or why there is none."""
-    number, repeated = len(one.values), sum(len(of_node) >= FEWEST_LAUNCHES for of_node in one.values.values())
+    number = len(measured.values)
+    repeated = sum(len(of_node) >= FEWEST_LAUNCHES for of_node in measured.values.values())
     if number < FEWEST_NODES:
         return f"measured on {number} nodes; expected at least {FEWEST_NODES}"
     if 2 * repeated < number:
@@ -280,18 +285,18 @@ def _spread(one: Measured) -> NextValue | str:
             f"only {repeated} of {number} nodes had {FEWEST_LAUNCHES} launches, too few for a deviation between "
             "launches; add a run of another day"
         )
-    return next_value(one.numbers)
+    return next_value(measured.numbers)
 
 
-def _bounded(one: Measured, spread: NextValue, chance: float, *, lowers: bool) -> CalibratedRequirement | str:
+def _bounded(measured: Measured, spread: NextValue, chance: float, *, lowers: bool) -> CalibratedRequirement | str:
     """The bound with a margin in per cent, rounded away from the value, or why there is none."""
-    case, requirement, definition = one.case, one.case.requirement, one.case.requirement.definition
+    case, requirement, definition = measured.case, measured.case.requirement, measured.case.requirement.definition
     sign = 1 if definition.upper_bound else -1
-    every = [value for by_launch in one.values.values() for value in by_launch.values()]
-    reach = statistics.median(value.reach for value in every)
-    least_sd = LEAST_SPREAD * one.scale(spread.mean)
-    exact = one.value(spread.bound(chance, least_sd, upper=definition.upper_bound) + sign * reach)
-    value = float(f"{one.value(spread.mean):.{_DIGITS}g}")
+    values = [value for by_launch in measured.values.values() for value in by_launch.values()]
+    reach = statistics.median(value.reach for value in values)
+    least_sd = LEAST_SPREAD * measured.scale(spread.mean)
+    exact = measured.value(spread.bound(chance, least_sd, upper=definition.upper_bound) + sign * reach)
+    value = float(f"{measured.value(spread.mean):.{_DIGITS}g}")
     if value <= 0:
         return f"the nodes reach {value:g}, so there is no margin in per cent"
     margin_pct = max(0.1, math.ceil(round(sign * (exact / value - 1) * 1000, 6)) / 10)
@@ -301,13 +306,13 @@ def _bounded(one: Measured, spread: NextValue, chance: float, *, lowers: bool) -
     least, most = definition.range_at(case.world_size)
     if not (least <= bound < most if definition.upper_bound else least <= bound <= most):
         return f"a bound of {bound:.4g} would judge nothing; expected {least:g} to {most:g}"
-    found = CalibratedRequirement(
-        requirement, case.id, value, spread.node_sd, spread.launch_sd, reach, margin_pct, bound, len(one.values),
-        len(every) / len(one.values), case.unit,
+    calibrated = CalibratedRequirement(
+        requirement, case.id, value, spread.node_sd, spread.launch_sd, reach, margin_pct, bound, len(measured.values),
+        len(values) / len(measured.values), case.unit,
     )  # fmt: skip
-    if found.is_weaker and not lowers:
+    if calibrated.is_weaker and not lowers:
         return f"its {bound:.4g} would be weaker than the published {requirement.bound:.4g}; --lower takes it"
-    return found
+    return calibrated
 
 
 @dataclass(frozen=True)
@@ -349,30 +354,32 @@ def deviating_nodes(sets: Sequence[ValueSet], most: int) -> dict[str, Outlier]:
         sets: of values; an outlier in any of them is left out of all.
         most: most outliers of one set at a time; the total may be larger.
     """
-    number, found = max(1, sum(len(one.values) for one in sets)), dict[str, Outlier]()
+    number, outliers = max(1, sum(len(value_set.values) for value_set in sets)), dict[str, Outlier]()
     while True:
         more = dict[str, Outlier]()
-        for one in sets:
-            remaining = {node: value for node, value in one.values.items() if node not in found}
-            for node, outlier in _outliers(one, remaining, most, FALSE_EXCLUSIONS / number).items():
+        for value_set in sets:
+            remaining = {node: value for node, value in value_set.values.items() if node not in outliers}
+            for node, outlier in _outliers(value_set, remaining, most, FALSE_EXCLUSIONS / number).items():
                 if node not in more or outlier.distance > more[node].distance:
                     more[node] = outlier
         if not more:
-            return found
-        found |= dict(sorted(more.items(), key=lambda one: -one[1].distance))
+            return outliers
+        outliers |= dict(sorted(more.items(), key=lambda outlier: -outlier[1].distance))
 
 
-def _outliers(one: ValueSet, values: Mapping[str, float], most: int, chance: float) -> dict[str, Outlier]:
+def _outliers(value_set: ValueSet, values: Mapping[str, float], most: int, chance: float) -> dict[str, Outlier]:
     """Outliers of one set, at this chance of leaving out a node that belongs."""
     middle = statistics.median(values.values()) if values else 0.0
     inside_out = sorted(values, key=lambda node: abs(values[node] - middle))
     for number in range(min(most, len(values) - FEWEST_OTHERS), 0, -1):
         core, outside = [values[node] for node in inside_out[:-number]], inside_out[-number:]
         mean, centre, nearest = statistics.fmean(core), statistics.median(core), values[outside[0]]
-        sd = max(statistics.stdev(core), one.least_sd) * math.sqrt(1 + 1 / len(core))
-        found = {node: Outlier(one, centre, abs(values[node] - mean) / sd if sd else math.inf) for node in outside}
+        sd = max(statistics.stdev(core), value_set.least_sd) * math.sqrt(1 + 1 / len(core))
+        outliers = {
+            node: Outlier(value_set, centre, abs(values[node] - mean) / sd if sd else math.inf) for node in outside
+        }
         gap, reach = abs(nearest - centre), t_quantile(1 - chance / 2, len(core) - 1)
-        enough = min(FAR, reach) if one.are_logs and gap > UNLIKE else reach
-        if gap > one.least_gap and found[outside[0]].distance > enough:
-            return found
+        enough = min(FAR, reach) if value_set.are_logs and gap > UNLIKE else reach
+        if gap > value_set.least_gap and outliers[outside[0]].distance > enough:
+            return outliers
     return {}

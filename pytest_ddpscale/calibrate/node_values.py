@@ -45,20 +45,20 @@ def node_values(case: AnyCase, evidence: Evidence) -> Mapping[str, NodeValue]:
     devices waited for their host, or loss scaling skipped steps; and if it lacks a GPU or pair that others have.
     """
     plan, definition, groups = evidence.plan, case.requirement.definition, None
-    found: Values[Any]
+    measured: Values[Any]
     if isinstance(case, Case):
         study, arms = matching_study(plan, case.question), case.question.arms
-        found, limit = values_of(evidence, case.question) / case.constant, study.rounds if study else 0
+        measured, limit = values_of(evidence, case.question) / case.constant, study.rounds if study else 0
         groups = groups_of(case.question, study, evidence) if study else None
     elif case.probe and plan.probes and not definition.compares_places:
-        found, limit, arms = values_of_probe(case.probe, evidence), plan.probes.rounds, [case.probe]
-        found = replace(found, of_launch=0.0)
+        measured, limit, arms = values_of_probe(case.probe, evidence), plan.probes.rounds, [case.probe]
+        measured = replace(measured, launch_sd=0.0)
     else:
         return {}
-    if found.broken or not all(map(plan.layout.fits_node, arms)):
+    if measured.broken or not all(map(plan.layout.fits_node, arms)):
         return {}
-    judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, found, groups=groups)
-    reached = judged.found
+    judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, measured, groups=groups)
+    reached = judged.estimated
     usable = ~np.isnan(reached.low) & (reached.rounds == reached.rounds.max(initial=FEWEST_ROUNDS))
     judged.codes[:], judged.notes = PASSED, {}
     for rule in ON_NUMBERS:
@@ -91,14 +91,14 @@ def why_no_values(case: AnyCase, evidence: Evidence) -> str:
 
 def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
     """Nodes with a certain fault other than a low value, and the fault: a failed check or wrong results."""
-    found: dict[str, str] = {}
+    unfit: dict[str, str] = {}
     for case in cases:
         definition = case.requirement.definition
         if case.requirement.severity == "fail" and (definition.subject == "check" or definition.compares_results):
             verdict = judge(case, evidence, CONFIDENCE)
             for culprit in verdict.culprits if verdict.outcome == "failed" else ():
-                found.setdefault(culprit.host, f"{case.id}: {say(culprit.because)}")
+                unfit.setdefault(culprit.host, f"{case.id}: {say(culprit.because)}")
     for probed in evidence.probes:
         for column in np.flatnonzero(probed.wrong.any(axis=0)).tolist():
-            found.setdefault(str(probed.ranks.hosts[column]), f"{probed.arm.partition('@')[0]}: a result was wrong")
-    return found
+            unfit.setdefault(str(probed.ranks.hosts[column]), f"{probed.arm.partition('@')[0]}: a result was wrong")
+    return unfit

@@ -66,26 +66,28 @@ def overlay_of(calibration: Calibration, provenance: Provenance, file: Threshold
     rows: dict[tuple[object, ...], dict[str, Any]] = {}
     waivers: list[dict[str, Any]] = []
     nearest = file.layers[-1].form.skus.get(calibration.sku)
-    for one in calibration.calibrated:
-        requirement, accepts = one.requirement, calibration.accepts_by(one)
+    for calibrated in calibration.calibrated:
+        requirement, accepts = calibrated.requirement, calibration.accepts_by(calibrated)
         subject = "of" if requirement.definition.subject == "workload" else "probe"
         name: dict[str, Any] = {subject: requirement.subject}
         name |= {"placement": requirement.placement} if requirement.placement != "packed" else {}
         name |= {"versus": requirement.versus} if requirement.versus else {}
         row = name | ({"baseline": requirement.one_gpu} if requirement.one_gpu != "alone" else {})
         if accepts:
-            row |= {"published": source, "margin": f"{one.margin_pct:g} %"}
+            row |= {"published": source, "margin": f"{calibrated.margin_pct:g} %"}
         else:
             why = f"{source}, which rejects but does not accept: other speeds have no bound yet"
             row |= {"provisional": why, "severity": "fail"}
         # A provisional row only warned because it was not measured, which it now is. Others warn for their own reasons.
         named = [change for change in (nearest.change if nearest else ()) if change.names(requirement.key())]
-        ends = [one.until for one in named if not one.world_sizes or requirement.world_size in one.world_sizes]
+        ends = [
+            change.until for change in named if not change.world_sizes or requirement.world_size in change.world_sizes
+        ]
         if requirement.severity == "warn" and (None in ends or not requirement.provisional):
             row["severity"] = "warn"
         alike = (requirement.metric, *row.items())
         values = rows.setdefault(alike, {requirement.metric: {}, **row})[requirement.metric]
-        values[requirement.world_size] = one.value if accepts else float(f"{one.bound:.6g}")
+        values[requirement.world_size] = calibrated.value if accepts else float(f"{calibrated.bound:.6g}")
         if (waiver := requirement.waiver) is not None and any(ends):
             signed = {"severity": "warn", "until": waiver.until, "who": waiver.who, "why": waiver.why}
             waivers.append({requirement.metric: [requirement.world_size], **name, **signed})
@@ -101,10 +103,20 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
         f"from {len(calibration.nodes)} nodes; {left} stay as they are."
     )
     rows = []
-    for one in calibration.calibrated:
-        side = "≤" if one.requirement.definition.upper_bound else "≥"
-        bounds = (f"{side} {bare_number(bound, one.unit)}" for bound in (one.requirement.bound, one.bound))
-        rows.append((one.name, number_text(one.value, one.unit), f"{one.found_from_pct:.1f} %", *bounds))
+    for calibrated in calibration.calibrated:
+        side = "≤" if calibrated.requirement.definition.upper_bound else "≥"
+        bounds = (
+            f"{side} {bare_number(bound, calibrated.unit)}"
+            for bound in (calibrated.requirement.bound, calibrated.bound)
+        )
+        rows.append(
+            (
+                calibrated.name,
+                number_text(calibrated.value, calibrated.unit),
+                f"{calibrated.found_from_pct:.1f} %",
+                *bounds,
+            )
+        )
     sentences = bullets(_sentences(calibration))
     return text_lines(Line(answer), Table(_TITLES, rows, names=1), sentences, width=_COLUMNS)
 
@@ -112,7 +124,7 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
 def _sentences(calibration: Calibration) -> Iterator[str]:
     """What else to know."""
     unseen = calibration.unseen
-    if rejecting := sum(not calibration.accepts_by(one) for one in calibration.calibrated):
+    if rejecting := sum(not calibration.accepts_by(calibrated) for calibrated in calibration.calibrated):
         yield (
             f"{rejecting} of these bounds reject but do not accept: {first_few(unseen, _NAMED)} "
             f"{'have' if len(unseen) > 1 else 'has'} none, so a node slow in that would be accepted. Add nodes or "
@@ -131,11 +143,11 @@ def _sentences(calibration: Calibration) -> Iterator[str]:
 def calibration_json(calibration: Calibration, provenance: Provenance, rows: Sequence[Mapping[str, Any]]) -> Any:
     """The whole calibration as JSON types, with every UUID; the JSON writer makes texts of world sizes as keys."""
     calibrated = [
-        {name: getattr(one, name) for name in _OF_ONE}
-        | {name: getattr(one.requirement, name) for name in ("metric", "subject", "world_size")}
-        | {"sd_is": "relative" if one.requirement.definition.scale == "factors" else "in unit"}
-        | {"old_bound": one.requirement.bound}
-        for one in calibration.calibrated
+        {name: getattr(calibrated, name) for name in _OF_ONE}
+        | {name: getattr(calibrated.requirement, name) for name in ("metric", "subject", "world_size")}
+        | {"sd_is": "relative" if calibrated.requirement.definition.scale == "factors" else "in unit"}
+        | {"old_bound": calibrated.requirement.bound}
+        for calibrated in calibration.calibrated
     ]
     return {
         "schema_version": 3, "sku": calibration.sku, "false_reject_rate": calibration.rate, "provenance": provenance,

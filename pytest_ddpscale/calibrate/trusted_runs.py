@@ -29,13 +29,13 @@ def read_trusted_run(path: Path) -> PastRun:
             with a study that failed.
     """
     run = RunDirectory.open(path)
-    found = past_run(run, read_judged(run, run) if run.verdicts_json.exists() else None)
-    record, evidence = found.record, found.evidence
+    past = past_run(run, read_judged(run, run) if run.verdicts_json.exists() else None)
+    record, evidence = past.record, past.evidence
     broken = [
         f"did not complete {study} ({say(why)})" for study, why in {**evidence.errors, **evidence.interrupted}.items()
     ]
     parted = why_not_one_machine(run.read_records())
-    for is_so, said, expected, action in (
+    for is_so, found, expected, action in (
         (record.is_imported, "was imported: another tool measured it", "a run that pytest-ddpscale measured", ""),
         (record.status not in ("finished", "simulated"), f"is {record.status}", "a finished run",
          f"--ddp-resume={path} finishes it."),
@@ -44,8 +44,8 @@ def read_trusted_run(path: Path) -> PastRun:
         (not evidence.gangs, "launched nothing", "a run that measured its nodes", ""),
     ):  # fmt: skip
         if is_so:
-            raise RunDirectoryError(str(path), said, expected, action or "Leave it out.")
-    return found
+            raise RunDirectoryError(str(path), found, expected, action or "Leave it out.")
+    return past
 
 
 def refuse_unlike_runs(runs: Sequence[PastRun], *, simulated_too: bool = False) -> None:
@@ -56,7 +56,7 @@ def refuse_unlike_runs(runs: Sequence[PastRun], *, simulated_too: bool = False) 
         OptionError: the runs differ in SKU, GPUs per node or software, or there are too few nodes.
     """
     seen = dict[str, str]()
-    said = defaultdict[str, dict[str, dict[str, None]]](dict)  # by what must be the same: who has each value
+    by_subject = defaultdict[str, dict[str, dict[str, None]]](dict)  # by what must be the same: who has each value
     for run in runs:
         if run.is_simulated and not simulated_too:
             raise RunDirectoryError(
@@ -76,13 +76,13 @@ def refuse_unlike_runs(runs: Sequence[PastRun], *, simulated_too: bool = False) 
         for host in run.hosts:  # which may have had one version in one run and another in the next
             versions = run.versions.get(host, {})
             of_run += [(name, versions[name], host) for name in SOFTWARE if name in versions]
-        for what, value, who in of_run:
-            said[what].setdefault(value, {})[who] = None
-    for what, by_value in said.items():
+        for subject, value, who in of_run:
+            by_subject[subject].setdefault(value, {})[who] = None
+    for subject, by_value in by_subject.items():
         if len(by_value) > 1:
-            mixed = (f"{what} {value} on {first_few([*who], _NAMED)}" for value, who in sorted(by_value.items()))
+            mixed = (f"{subject} {value} on {first_few([*who], _NAMED)}" for value, who in sorted(by_value.items()))
             action = "Calibrate from the runs of one of them."
-            raise OptionError("RUN_DIR", f"mixed: {'; '.join(mixed)}", f"one {what}", action)
+            raise OptionError("RUN_DIR", f"mixed: {'; '.join(mixed)}", f"one {subject}", action)
     hosts = sorted({host for run in runs for host in run.hosts})
     if len(hosts) < FEWEST_NODES:
         found = f"the runs have {count_text(len(hosts), 'node')} ({first_few(hosts)})"

@@ -77,28 +77,28 @@ def _compare(arguments: argparse.Namespace) -> int:
     confidence = read_value("--confidence", arguments.confidence, confidence_level)
     if len(paths) != 2:
         raise OptionError("RUN_DIR", f"found {len(paths)}", "two runs")
-    found: Comparison
+    comparison: Comparison
     if any(map(report_at, paths)):
-        found = read_diff(paths, confidence)
+        comparison = read_diff(paths, confidence)
     elif all(map(is_suite, paths)):
-        found = read_suite_diff(paths)
+        comparison = read_suite_diff(paths)
     else:
         a, b = map(read_judged_run, paths)
-        found = compare_runs(a, b, confidence)
-    worse, lost, said = [] if share is None else found.worse_by(share), list(found.lost), list[str]()
+        comparison = compare_runs(a, b, confidence)
+    worse, lost, messages = [] if share is None else comparison.worse_by(share), list(comparison.lost), list[str]()
     if share is not None:
         limit, missing = f"worse by more than {100 * share:g} %", "measured before, nothing to compare with it now"
         fails = {limit: worse, f"{missing} (--allow-missing accepts this)": [] if arguments.allow_missing else lost}
-        for what, names in fails.items():
+        for kind, names in fails.items():
             few = first_few([*map(one_line, names)], _MOST_NAMES)
-            said += [f"FAIL: {what}: {len(names)}: {few}"] * bool(names)
+            messages += [f"FAIL: {kind}: {len(names)}: {few}"] * bool(names)
         allowed = f"; {len(lost)} measured before but not now: allowed" if lost else ""
-        said = said or [f"Nothing is certainly {limit}{allowed}."]
-    is_worse = any(one.startswith("FAIL") for one in said)
+        messages = messages or [f"Nothing is certainly {limit}{allowed}."]
+    is_worse = any(message.startswith("FAIL") for message in messages)
     if arguments.format == "json":
         gate = {"fail_below": share, "worse": worse, "lost": lost, "fails": is_worse}
-        print(strict_json(found.json() | gate))
+        print(strict_json(comparison.json() | gate))
     else:
-        answer, *others = found.lines()
-        print("\n".join([answer, *text_lines(*map(Line, said), width=COLUMNS), *others]))
+        answer, *others = comparison.lines()
+        print("\n".join([answer, *text_lines(*map(Line, messages), width=COLUMNS), *others]))
     return WORSE if is_worse else 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.compare.value_change import Estimate, ValueChange, change_between
+from pytest_ddpscale.compare.value_change import ValueChange, ValueInterval, change_between
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.history.past_run import PastRun, past_run
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
@@ -100,11 +100,11 @@ class ComparedRequirement:
 
     def as_json(self) -> dict[str, Any]:
         """Everything as JSON types; shares and ratios are numbers, not per cent."""
-        said = {name: getattr(self.a, name) for name in ("id", "metric", "workload", "world_size", "unit")}
-        for letter, one in (("a", self.a), ("b", self.b)):
-            said |= {f"{name}_{letter}": getattr(one, name) for name in ("value", "interval", "place")}
-        said |= {name: getattr(self, name) for name in ("is_ratio", "difference", "is_worse", "is_lost", "why_not")}
-        return said | {"change": self.change and self.change._asdict()}
+        data = {name: getattr(self.a, name) for name in ("id", "metric", "workload", "world_size", "unit")}
+        for letter, verdict in (("a", self.a), ("b", self.b)):
+            data |= {f"{name}_{letter}": getattr(verdict, name) for name in ("value", "interval", "place")}
+        data |= {name: getattr(self, name) for name in ("is_ratio", "difference", "is_worse", "is_lost", "why_not")}
+        return data | {"change": self.change and self.change._asdict()}
 
     def cells(self) -> tuple[str, ...]:
         """``0.909×`` and ``0.905 … 0.914``; of shares ``+1.2 points``, of other differences ``+1.2 ms``."""
@@ -142,11 +142,11 @@ class ComparedRuns:
 
     def worse_by(self, share: float) -> list[str]:
         """Ids of the requirements in which the second run is certainly worse by more than `share`."""
-        return [one.a.id for one in self.requirements if one.is_worse_by(share)]
+        return [requirement.a.id for requirement in self.requirements if requirement.is_worse_by(share)]
 
     def lines(self) -> Iterator[str]:
         """The answer, the runs, differences of configuration, and each requirement that differs."""
-        words = [one.difference for one in self.requirements if one.change]
+        words = [requirement.difference for requirement in self.requirements if requirement.change]
         worse, better, alike = map(words.count, ("worse", "better", ALIKE))
         answer = " and ".join(["worse"] * bool(worse) + ["better"] * bool(better)) or ALIKE
         yield (
@@ -155,32 +155,45 @@ class ComparedRuns:
         )
         for letter, run in (("A", self.a), ("B", self.b)):
             marks = [WATERMARK] * run.is_simulated + ["imported"] * run.record.is_imported
-            what = ", ".join((one_line(run.record.sku), f"{run.record.began:%Y-%m-%d %H:%M} UTC", *marks))
-            yield f"{letter}  {one_line(run.path)}: {outcome_word(run.judgement.outcome)}, {what}"
-        differ = [one for one in self.requirements if one.change and one.difference != ALIKE]
-        differ.sort(key=lambda one: (not one.is_worse, -abs(one.change.size if one.change else 0)))
+            text = ", ".join((one_line(run.record.sku), f"{run.record.began:%Y-%m-%d %H:%M} UTC", *marks))
+            yield f"{letter}  {one_line(run.path)}: {outcome_word(run.judgement.outcome)}, {text}"
+        differ = [
+            requirement for requirement in self.requirements if requirement.change and requirement.difference != ALIKE
+        ]
+        differ.sort(
+            key=lambda requirement: (
+                not requirement.is_worse,
+                -abs(requirement.change.size if requirement.change else 0),
+            )
+        )
         differences = configuration_differences(self.a, self.b)
         same, others = Line("Configuration: no difference known."), Table(("differs", "A", "B"), differences)
-        results, notes = Table(_TITLES, [one.cells() for one in differ]), self._notes(alike)
+        results, notes = Table(_TITLES, [requirement.cells() for requirement in differ]), self._notes(alike)
         for block, width in ((others if differences else same, COLUMNS), (results, None), (notes, COLUMNS)):
             yield from ["", *text_lines(block, width=width)] * holds(block)
 
     def _notes(self, alike: int) -> Items:
-        told, neither = defaultdict[str, list[str]](list), 0
-        for one in self.requirements:
-            places = [side.place or "all" for side in (one.a, one.b)]
-            if {one.a.outcome, one.b.outcome} <= {*_UNMEASURED}:
+        by_reason, neither = defaultdict[str, list[str]](list), 0
+        for requirement in self.requirements:
+            places = [side.place or "all" for side in (requirement.a, requirement.b)]
+            if {requirement.a.outcome, requirement.b.outcome} <= {*_UNMEASURED}:
                 neither += 1
-            elif one.change is None:
-                told[f"not compared: {one.why_not}"].append(one.a.id)
+            elif requirement.change is None:
+                by_reason[f"not compared: {requirement.why_not}"].append(requirement.a.id)
             elif places[0] != places[1]:
-                told["the worst places: {} in A, {} in B".format(*places)].append(one.a.id)
-        told |= {f"only in {letter}": [*names] for letter, names in (("A", self.only_a), ("B", self.only_b)) if names}
-        by_itself = any(None in (one.a.launch_sd, one.b.launch_sd) for one in self.requirements if one.change)
+                by_reason["the worst places: {} in A, {} in B".format(*places)].append(requirement.a.id)
+        by_reason |= {
+            f"only in {letter}": [*names] for letter, names in (("A", self.only_a), ("B", self.only_b)) if names
+        }
+        by_itself = any(
+            None in (requirement.a.launch_sd, requirement.b.launch_sd)
+            for requirement in self.requirements
+            if requirement.change
+        )
         return bullets([
             *[f"{alike} without a difference: --format=json has each"] * bool(alike),
             *[f"{neither} measured in neither run"] * bool(neither),
-            *(f"{what}: {', '.join(ids)}" for what, ids in told.items()),
+            *(f"{reason}: {', '.join(ids)}" for reason, ids in by_reason.items()),
             f"each interval at {percent(self.confidence)} confidence: noise of rounds alone shows a difference in at "
             f"most {percent(1 - self.confidence)} of requirements",
             *["these two launches only: 5 earlier runs in the history would show how launches differ"] * by_itself,
@@ -199,8 +212,8 @@ class ComparedRuns:
         differences = configuration_differences(self.a, self.b)
         return {
             "schema_version": 4, "kind": "runs", "confidence": self.confidence, **runs,
-            "configuration": [dict(zip(("name", "a", "b"), one, strict=True)) for one in differences],
-            "requirements": [one.as_json() for one in self.requirements], "only_a": self.only_a, "only_b": self.only_b,
+            "configuration": [dict(zip(("name", "a", "b"), difference, strict=True)) for difference in differences],
+            "requirements": [row.as_json() for row in self.requirements], "only_a": self.only_a, "only_b": self.only_b,
         }  # fmt: skip
 
 
@@ -219,25 +232,31 @@ def compare_runs(a: PastRun, b: PastRun, confidence: float) -> ComparedRuns:
     """
     if a.digest == b.digest:
         raise OptionError("RUN_DIR", f"{b.path} has the same measurements as {a.path}", "two runs")
-    asked_a, asked_b = ({one.id: one for one in run.judgement.verdicts if _has_values(one)} for run in (a, b))
-    judged = min((one.confidence for one in (*asked_a.values(), *asked_b.values())), default=confidence)
+    asked_a, asked_b = (
+        {verdict.id: verdict for verdict in run.judgement.verdicts if _has_values(verdict)} for run in (a, b)
+    )
+    judged = min((verdict.confidence for verdict in (*asked_a.values(), *asked_b.values())), default=confidence)
     if judged != confidence:
         raise OptionError("--confidence", f"found {confidence:g}; the verdicts have {judged:g}", f"{judged:g}",
                           "`pytest --ddp-judge=RUN_DIR --ddp-confidence=C` judges a run again.")  # fmt: skip
-    found = [
-        _compared(one, asked_b[name], _why_other_work(one, asked_b[name], a, b))
-        for name, one in asked_a.items()
+    requirements = [
+        _compared(verdict, asked_b[name], _why_other_work(verdict, asked_b[name], a, b))
+        for name, verdict in asked_a.items()
         if name in asked_b
     ]
-    if not any(one.change for one in found):
-        why = f"{found[0].a.id}: {found[0].why_not}" if found else "no requirement is common to both"
+    if not any(requirement.change for requirement in requirements):
+        why = (
+            f"{requirements[0].a.id}: {requirements[0].why_not}" if requirements else "no requirement is common to both"
+        )
         raise OptionError("RUN_DIR", f"{a.path} and {b.path} cannot be compared: {why}", "two runs that measured the "
                           "same")  # fmt: skip
     only_a, only_b = (
         tuple(name for name in ours if name not in theirs) for ours, theirs in ((asked_a, asked_b), (asked_b, asked_a))
     )
-    lost = [one.a.id for one in found if one.is_lost] + [name for name in only_a if _has_value(asked_a[name])]
-    return ComparedRuns(a, b, confidence, tuple(found), only_a, only_b, tuple(lost))
+    lost = [requirement.a.id for requirement in requirements if requirement.is_lost] + [
+        name for name in only_a if _has_value(asked_a[name])
+    ]
+    return ComparedRuns(a, b, confidence, tuple(requirements), only_a, only_b, tuple(lost))
 
 
 def _has_values(verdict: Verdict) -> bool:
@@ -251,15 +270,15 @@ def _has_value(verdict: Verdict) -> bool:
 
 
 def _compared(a: Verdict, b: Verdict, why_not: str) -> ComparedRequirement:
-    blank, reasons, limits = ComparedRequirement(a, b), [why_not] * bool(why_not), list[Estimate]()
-    for run, one in (("A", a), ("B", b)):
-        if one.value is None or one.interval is None or one.outcome in _UNMEASURED:
-            reasons.append(f"{run}: {one.outcome.replace('_', ' ')}: {one.reason}")
-        elif blank.is_ratio and one.value <= 0:
+    blank, reasons, limits = ComparedRequirement(a, b), [why_not] * bool(why_not), list[ValueInterval]()
+    for run, verdict in (("A", a), ("B", b)):
+        if verdict.value is None or verdict.interval is None or verdict.outcome in _UNMEASURED:
+            reasons.append(f"{run}: {verdict.outcome.replace('_', ' ')}: {verdict.reason}")
+        elif blank.is_ratio and verdict.value <= 0:
             reasons.append(f"{run}: an impossible value was measured")
         else:
-            low = max(one.interval[0], _LEAST_SHARE * one.value) if blank.is_ratio else one.interval[0]
-            limits.append(Estimate(one.value, (low, one.interval[1])))
+            low = max(verdict.interval[0], _LEAST_SHARE * verdict.value) if blank.is_ratio else verdict.interval[0]
+            limits.append(ValueInterval(verdict.value, (low, verdict.interval[1])))
     if reasons:
         return ComparedRequirement(a, b, None, "; ".join(reasons))
     return ComparedRequirement(a, b, change_between(*limits, by_factors=blank.is_ratio))
@@ -273,12 +292,15 @@ def _why_other_work(a: Verdict, b: Verdict, run_a: PastRun, run_b: PastRun) -> s
     if a.compared and b.compared:
         both.append(("reference", a.compared.reference_samples_per_s, b.compared.reference_samples_per_s))
     ours, theirs = (
-        next((one.workload.kernels for one in run.evidence.plan.studies if one.workload.name == asked.workload), {})
-        for asked, run in ((a, run_a), (b, run_b))
+        next(
+            (study.workload.kernels for study in run.evidence.plan.studies if study.workload.name == verdict.workload),
+            {},
+        )
+        for verdict, run in ((a, run_a), (b, run_b))
     )
     if ours and theirs:  # no probe
         both += [(name, ours.get(name), theirs.get(name)) for name in ours | theirs]
-    return "; ".join(f"{what} {one} in A, {other} in B" for what, one, other in both if one != other)
+    return "; ".join(f"{setting} {one} in A, {other} in B" for setting, one, other in both if one != other)
 
 
 def configuration_differences(a: PastRun, b: PastRun) -> list[tuple[str, str, str]]:
@@ -286,18 +308,20 @@ def configuration_differences(a: PastRun, b: PastRun) -> list[tuple[str, str, st
 
     What either run does not record is not compared, but a variable may be not set.
     """
-    ours, theirs = ({one.id: one for one in run.evidence.plan.studies} for run in (a, b))
+    ours, theirs = ({study.id: study for study in run.evidence.plan.studies} for run in (a, b))
     shared = [name for name in ours if name in theirs]
-    said = [dict(_facts(run, [of[name] for name in shared])) for run, of in ((a, ours), (b, theirs))]
-    found = [(name, str(said[0][name]), str(said[1].get(name))) for name in said[0]]
-    topologies = [{host: one.topology for host, one in run.evidence.surveys.items() if one.topology} for run in (a, b)]
-    others = [host for host, one in topologies[0].items() if topologies[1].get(host, one) != one]
+    facts = [dict(_facts(run, [of[name] for name in shared])) for run, of in ((a, ours), (b, theirs))]
+    differences = [(name, str(facts[0][name]), str(facts[1].get(name))) for name in facts[0]]
+    topologies = [
+        {host: survey.topology for host, survey in run.evidence.surveys.items() if survey.topology} for run in (a, b)
+    ]
+    others = [host for host, topology in topologies[0].items() if topologies[1].get(host, topology) != topology]
     if others:
-        found.append(("topology", f"nvidia-smi topo -m of {first_nodes(others)}", "differs there"))
+        differences.append(("topology", f"nvidia-smi topo -m of {first_nodes(others)}", "differs there"))
     for name in sorted({*a.evidence.environment, *b.evidence.environment}):
         of_a, of_b = (run.evidence.environment.get(name, "not set") for run in (a, b))
-        found.append((name, of_a, of_b))
-    return [one for one in found if one[1] != one[2] and "None" not in one]
+        differences.append((name, of_a, of_b))
+    return [difference for difference in differences if difference[1] != difference[2] and "None" not in difference]
 
 
 def _facts(run: PastRun, studies: list[Study]) -> Iterator[tuple[str, Any]]:
@@ -307,9 +331,15 @@ def _facts(run: PastRun, studies: list[Study]) -> Iterator[tuple[str, Any]]:
     yield "nodes", f"{len(run.hosts)}: {first_nodes(run.hosts)}" if run.hosts else plan.nodes
     yield "GPUs per node", plan.layout.ranks_per_node
     for name in _SOFTWARE:
-        yield name, ", ".join(sorted({one[name] for one in versions if name in one})) or None
+        yield (
+            name,
+            ", ".join(sorted({versions_of_gang[name] for versions_of_gang in versions if name in versions_of_gang}))
+            or None,
+        )
     for name in ("batch", *_OF_WORKLOAD):
-        settings = [one.workload.settings.get(_BATCH[one.scaling] if name == "batch" else name) for one in studies]
+        settings = [
+            study.workload.settings.get(_BATCH[study.scaling] if name == "batch" else name) for study in studies
+        ]
         yield name, ", ".join(dict.fromkeys(map(str, settings)))
     for name in _OF_STUDY:
-        yield name, ", ".join(dict.fromkeys(str(getattr(one, name)) for one in studies))
+        yield name, ", ".join(dict.fromkeys(str(getattr(study, name)) for study in studies))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 NEGLIGIBLE_CHANGE = 0.001
 
 
-class Estimate(NamedTuple):
+class ValueInterval(NamedTuple):
     """A value with the lower and upper limit of its interval."""
 
     value: float
@@ -38,7 +38,7 @@ class ValueChange(NamedTuple):
         return self.low > NEGLIGIBLE_CHANGE or self.high < -NEGLIGIBLE_CHANGE
 
 
-def change_between(a: Estimate, b: Estimate, *, by_factors: bool) -> ValueChange:
+def change_between(a: ValueInterval, b: ValueInterval, *, by_factors: bool) -> ValueChange:
     """The change from `a` to `b`; with `by_factors`, values and limits must be positive."""
     (one, (one_low, one_high)), (other, (low, high)) = a, b
     if by_factors:

@@ -42,11 +42,11 @@ class ImageSamples(Dataset[Loaded]):
         digest: of all names, in order; equal on all ranks that see the same images.
     """
 
-    def __init__(self, found: ImageFolder, image_size: int) -> None:
-        self.root, self.classes, self._image_size = Path(found.root), len(found.classes), image_size
+    def __init__(self, folder: ImageFolder, image_size: int) -> None:
+        self.root, self.classes, self._image_size = Path(folder.root), len(folder.classes), image_size
         # Arrays, because a million strings would be pickled, and later copied page by page, for each loader worker.
-        self._paths = np.array([os.fsencode(os.path.relpath(path, found.root)) for path, _ in found.samples])
-        self._labels = np.array(found.targets, np.int64)
+        self._paths = np.array([os.fsencode(os.path.relpath(path, folder.root)) for path, _ in folder.samples])
+        self._labels = np.array(folder.targets, np.int64)
         self.digest = hashlib.sha256(b"\0".join(self._paths.tolist()) + self._labels.tobytes()).hexdigest()
 
     def __len__(self) -> int:
@@ -79,15 +79,15 @@ def read_samples(folder: str, split: Split, family: Family) -> ImageSamples:
     """
     root = Path(folder, split)
     try:
-        found = ImageFolder(str(root))
+        images = ImageFolder(str(root))
     except OSError as error:
         hint = f"a folder {split} with a folder of images for each class, on every node"
         raise ValueError(f"{root}: {_reason(error)}; expected {hint}") from None
-    classes = len(found.classes)
+    classes = len(images.classes)
     if classes > family.num_classes:
-        told = f"{classes} classes, but the workload has num_classes {family.num_classes}"
-        raise ValueError(f"{root}: {told}; expected at most as many")
-    return ImageSamples(found, family.image_size)
+        found = f"{classes} classes, but the workload has num_classes {family.num_classes}"
+        raise ValueError(f"{root}: {found}; expected at most as many")
+    return ImageSamples(images, family.image_size)
 
 
 def _reason(error: Exception) -> str:
@@ -120,30 +120,30 @@ def read_mnist(folder: Path, split: Split) -> list[npt.NDArray[np.uint8]]:
 
     An idx file has a header with the shape, then one byte per value (yann.lecun.com/exdb/mnist).
     """
-    found = []
+    arrays = []
     for kind, header in (("images-idx3-ubyte", 16), ("labels-idx1-ubyte", 8)):
         path = folder / f"{'t10k' if split == 'val' else split}-{kind}"
         path = path if path.exists() else path.with_name(f"{path.name}.gz")
         try:
             data = read_regular(path)
-            found.append(np.frombuffer(gzip.decompress(data) if path.suffix else data, np.uint8, offset=header))
+            arrays.append(np.frombuffer(gzip.decompress(data) if path.suffix else data, np.uint8, offset=header))
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise ValueError(f"{path}: {_reason(error)}; expected one of MNIST's four idx files") from None
-    images, labels = found
+    images, labels = arrays
     if images.size != labels.size * 28**2:
-        told = f"{images.size} pixels for {labels.size} labels of {split}"
-        raise ValueError(f"{folder}: {told}; expected 784 for each, as in MNIST's four idx files")
+        found = f"{images.size} pixels for {labels.size} labels of {split}"
+        raise ValueError(f"{folder}: {found}; expected 784 for each, as in MNIST's four idx files")
     return [images.reshape(-1, 28, 28), labels]
 
 
 def held_images(run: TrainingRun, device: torch.device) -> list[HeldImages]:
     """Images to train and to validate: made ones, or MNIST's. Raises ValueError if a file is missing or invalid."""
-    samples, family, found = run.samples, run.workload.family, list[tuple[torch.Tensor, torch.Tensor]]()
+    samples, family, parts = run.samples, run.workload.family, list[tuple[torch.Tensor, torch.Tensor]]()
     if samples.kind == "mnist":
         for split in get_args(Split):
             pixels, numbers = map(torch.tensor, read_mnist(Path(samples.path), split))
             normal = ((pixels / 255 - _MNIST_MEAN) / _MNIST_SD).unsqueeze(1)
-            found.append((normal.expand(-1, family.channels, -1, -1), numbers.long()))
+            parts.append((normal.expand(-1, family.channels, -1, -1), numbers.long()))
     else:
         generator = torch.Generator().manual_seed(_SEED)
         # Each class has a pattern, and each image its own noise.
@@ -152,5 +152,5 @@ def held_images(run: TrainingRun, device: torch.device) -> list[HeldImages]:
             labels = torch.randint(samples.classes, (count,), generator=generator)
             noise = torch.randn(count, *patterns.shape[1:], generator=generator)
             # Scaled to unit variance, like normalised images.
-            found.append(((patterns[labels] + NOISE * noise) / (1 + NOISE**2) ** 0.5, labels))
-    return [HeldImages(images.to(device), labels.to(device), family.image_size) for images, labels in found]
+            parts.append(((patterns[labels] + NOISE * noise) / (1 + NOISE**2) ** 0.5, labels))
+    return [HeldImages(images.to(device), labels.to(device), family.image_size) for images, labels in parts]

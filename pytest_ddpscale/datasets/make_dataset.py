@@ -44,17 +44,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _make_dataset(arguments: argparse.Namespace) -> None:
-    asked, began_s = (arguments.images, arguments.classes, arguments.image_size), time.monotonic()
-    usual = KNOWN_SIZES[arguments.like] if arguments.like else asked
-    images, classes, pixels = (own or other for own, other in zip(asked, usual, strict=True))
+    sizes, began_s = (arguments.images, arguments.classes, arguments.image_size), time.monotonic()
+    usual = KNOWN_SIZES[arguments.like] if arguments.like else sizes
+    images, classes, pixels = (own or other for own, other in zip(sizes, usual, strict=True))
     if not (images and classes and pixels):
         raise OptionError("--images, --classes, --image-size", "not all are given", "numbers, or --like for all sizes")
     validation = max(1, images // 10)
     if classes > validation:
         raise OptionError("--classes", f"found {classes} for {validation} images to validate", "at most one for each")
     size_mb = write_dataset(arguments.folder, {"train": images, "val": validation}, classes, pixels) / 1e6
-    what = f"{images:,} images to train, {validation:,} to validate, {classes} classes, {pixels} px"
-    print(f"{arguments.folder}: {what}, {size_mb:.1f} MB, in {time.monotonic() - began_s:.0f} s")
+    contents = f"{images:,} images to train, {validation:,} to validate, {classes} classes, {pixels} px"
+    print(f"{arguments.folder}: {contents}, {size_mb:.1f} MB, in {time.monotonic() - began_s:.0f} s")
 
 
 def write_dataset(folder: Path, images: dict[str, int], classes: int, pixels: int) -> int:

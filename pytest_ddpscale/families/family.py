@@ -54,12 +54,14 @@ class Family(ABC):
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        refuse_beyond(self, {one.name: one.metadata["most"] for one in self.options() if one.metadata["most"]})
+        refuse_beyond(
+            self, {option.name: option.metadata["most"] for option in self.options() if option.metadata["most"]}
+        )
 
     @classmethod
     def options(cls) -> list[Field[Any]]:
         """The options that thresholds.yaml may set, beside the model."""
-        return [one for one in fields(cast(Any, cls)) if "most" in one.metadata]
+        return [option for option in fields(cast(Any, cls)) if "most" in option.metadata]
 
     def changed(self: F, **options: Any) -> F:
         """The family with other values of some options."""

@@ -69,7 +69,7 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
         ddp_launcher="torchrun",
     ))  # fmt: skip
     at_most("--ranks", arguments.ranks or 1, nodes.ranks_per_node)
-    thresholds, sku, found = nodes.subject.thresholds, nodes.subject.sku, list[dict[str, Any]]()
+    thresholds, sku, results = nodes.subject.thresholds, nodes.subject.sku, list[dict[str, Any]]()
     workloads = workloads_of(arguments, thresholds.thresholds.skus[sku], nodes.subject.device_type)
     if new is not None:
         if arguments.model:
@@ -84,31 +84,31 @@ def _find_max_batch(arguments: argparse.Namespace) -> int:
         """All so far, because each batch may take a minute."""
         if json is not None:
             head = {"sku": sku, "ranks": nodes.world_size, "fraction": arguments.fraction, "steps": arguments.steps}
-            json.write_text(strict_json(head | {"workloads": found}) + "\n", encoding="utf-8")
+            json.write_text(strict_json(head | {"workloads": results}) + "\n", encoding="utf-8")
             json.with_suffix(".csv").write_text(table().csv(), encoding="utf-8")
 
     def table() -> Rows:
-        rows = [{"workload": one["workload"], **vars(trial)} for one in found for trial in one["trials"]]
+        rows = [{"workload": result["workload"], **vars(trial)} for result in results for trial in result["trials"]]
         return Rows("batches", "", _COLUMNS, rows, 2, drawn=_DRAWN)
 
     for gpu in nodes.machine.silent:
         print(f"{gpu}: the other GPUs train")
     for workload in workloads:
-        _search(arguments, nodes, workload, found, keep)
-    batches = {one["workload"]: {"per_gpu": one["largest"]} for one in found if one["largest"]}
+        _search(arguments, nodes, workload, results, keep)
+    batches = {result["workload"]: {"per_gpu": result["largest"]} for result in results if result["largest"]}
     if new is not None and batches:
         text = write_overlay(new, Overlay("find-max-batch", thresholds, sku, {"batch": batches}))
         print(f"{text}\nWrote {new}. Next: pytest --gpu-sku={sku} --thresholds={new}")
     if json is not None and (picture := table().picture(ON_CPU * nodes.is_cpu)):
         json.with_suffix(".png").write_bytes(picture.png())
-    return int(len(batches) < len(found))
+    return int(len(batches) < len(results))
 
 
 def _search(
-    arguments: argparse.Namespace, nodes: SuiteNodes, workload: Workload, found: list[dict[str, Any]],
+    arguments: argparse.Namespace, nodes: SuiteNodes, workload: Workload, results: list[dict[str, Any]],
     keep: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Try batches of one workload, print each, and keep all so far in `found`.
+    """Try batches of one workload, print each, and keep all so far in `results`.
 
     Raises:
         GangError: something other than memory ended a trial.
@@ -122,7 +122,7 @@ def _search(
     [study] = trial_plan(empty, questions, arguments.least, arguments.steps).studies
     launch, arms = launch_here(empty.device_type), [arm.name for arm in study.arms]
     of: dict[str, Any] = {"workload": workload.name, "arms": arms, "largest": None, "fastest": None, "trials": tried}
-    found.append(of)
+    results.append(of)
     form = ", ".join(filter(None, [family.trained, workload.precision, family.form]))
     rate, many = f"{family.unit}/s per {empty.device}", f"{family.samples} per {empty.device}"
     print(f"{workload.name} ({form}) on {count_text(nodes.world_size, 'rank')}, arms {', '.join(arms)}: within "
@@ -131,20 +131,20 @@ def _search(
 
     def fits(batch: int) -> bool:
         plan, log = trial_plan(empty, questions, batch, arguments.steps), logs / f"gang-{len(tried)}.log"
-        one = trials.try_batch(plan, launch, arguments.fraction, limit, log)
-        tried.append(one)
-        peak, is_fit = cell(one.peak_bytes and one.peak_bytes / _GIB, "{:.2f}"), "yes" if one.fits else "no"
-        share, pace = cell(one.share, "{:.1%}"), cell(one.samples_per_s_per_gpu, "{:.1f}")
-        print(f"{batch:8}  {is_fit:<4}  {peak:>8}  {share:>6}  {pace:>13}  {one.why_not}".rstrip(), flush=True)
+        trial = trials.try_batch(plan, launch, arguments.fraction, limit, log)
+        tried.append(trial)
+        peak, is_fit = cell(trial.peak_bytes and trial.peak_bytes / _GIB, "{:.2f}"), "yes" if trial.fits else "no"
+        share, pace = cell(trial.share, "{:.1%}"), cell(trial.samples_per_s_per_gpu, "{:.1f}")
+        print(f"{batch:8}  {is_fit:<4}  {peak:>8}  {share:>6}  {pace:>13}  {trial.why_not}".rstrip(), flush=True)
         keep()
-        return one.fits
+        return trial.fits
 
     with owned_folder("batch") as logs, interrupted_by_termination():
         largest = largest_fitting(fits, arguments.least, arguments.most)
     if largest is None:
         print(f"No batch fits, not even {arguments.least} {many}: {tried[0].why_not}.\n")
         return
-    _, fastest = max((one.samples_per_s_per_gpu or 0.0, one.batch) for one in tried if one.fits)
+    _, fastest = max((trial.samples_per_s_per_gpu or 0.0, trial.batch) for trial in tried if trial.fits)
     of |= {"largest": largest, "fastest": fastest}
     keep()
     beyond = f" (as --most {arguments.most} allows no larger one)" * (largest == arguments.most)

@@ -43,7 +43,7 @@ _KILLED = -int(signal.SIGKILL)
 # Errors of torch's allocator and of Python, and messages in errors of other types where torch, cuDNN, cuBLAS and NCCL
 # allocate memory themselves.
 _TYPES = ("OutOfMemoryError", "MemoryError")
-_SAID = re.compile(
+_REASONS = re.compile(
     r"can't allocate memory|(?:CUDA|CUDA error:|CUDA driver error:|Triton Error \[CUDA\]:) out of memory"
     r"|Cuda failure \d* ?'out of memory'|Failed to CUDA \w*alloc|_STATUS_ALLOC_FAILED"
     r"|_INTERNAL_ERROR_(?:DEVICE|HOST)_ALLOCATION_FAILED"
@@ -85,9 +85,9 @@ class _Records(GangOwner):
         self.records, self._reader = list[AnyRecord](), RecordReader()
 
     def keep(self, lines: bytes) -> list[AnyRecord]:
-        found = [self._reader.read(line) for line in lines.splitlines()]
-        self.records += found
-        return found
+        records = [self._reader.read(line) for line in lines.splitlines()]
+        self.records += records
+        return records
 
 
 def questions_of(file: ThresholdsFile, sku: str, workload: Workload, ranks: int) -> list[Question]:
@@ -98,15 +98,17 @@ def questions_of(file: ThresholdsFile, sku: str, workload: Workload, ranks: int)
     two, four … and all ranks, the last also without communication; of a single rank, throughput.
     """
     cases = training_cases(cases_for(file, sku, Layout(1, ranks)))
-    asked = [case.question for case in cases if case.workload == workload and case.world_size <= ranks]
-    found = [one for one in asked if one.metric.scaling == "weak" and one.placement == "packed"]
+    questions = [case.question for case in cases if case.workload == workload and case.world_size <= ranks]
+    matching = [
+        question for question in questions if question.metric.scaling == "weak" and question.placement == "packed"
+    ]
     if ranks == 1:
-        return found or [Question(THROUGHPUT_PER_GPU, workload, 1)]
-    if not found:
+        return matching or [Question(THROUGHPUT_PER_GPU, workload, 1)]
+    if not matching:
         sizes = [2**power for power in range(1, ranks.bit_length()) if 2**power < ranks]
-        found = [Question(WEAK_SCALING_EFFICIENCY, workload, size) for size in sizes]
-        found.append(Question(EXPOSED_COMMUNICATION, workload, ranks))
-    return [*found, Question(WEAK_SCALING_EFFICIENCY, workload, ranks)]
+        matching = [Question(WEAK_SCALING_EFFICIENCY, workload, size) for size in sizes]
+        matching.append(Question(EXPOSED_COMMUNICATION, workload, ranks))
+    return [*matching, Question(WEAK_SCALING_EFFICIENCY, workload, ranks)]
 
 
 def trial_plan(empty: Plan, questions: Iterable[Question], batch: int, steps: int) -> Plan:
@@ -120,8 +122,8 @@ def trial_plan(empty: Plan, questions: Iterable[Question], batch: int, steps: in
     """
     rounds = max(1, math.ceil(steps / STEPS_PER_BLOCK) - 1)
     pace = Pace(rounds, _SHORTEST_BLOCK_S, 0.0, rounds)
-    asked = [replace(one, workload=replace(one.workload, batch_size=batch)) for one in questions]
-    return build_plan(empty, asked, pace)
+    resized = [replace(question, workload=replace(question.workload, batch_size=batch)) for question in questions]
+    return build_plan(empty, resized, pace)
 
 
 def try_batch(plan: Plan, launch: Launch, fraction: float, limit_bytes: int | None, log: Path) -> BatchTrial:
@@ -148,14 +150,14 @@ def try_batch(plan: Plan, launch: Launch, fraction: float, limit_bytes: int | No
         has_gpus=plan.device_type == "cuda", beat_s=1.0,
     )  # fmt: skip
     end = Gang(task, launch, LIMITS, log, heard).run()
-    memory = [one.ranks for one in heard.records if isinstance(one, StudyMemory)]
-    has_ended = any(isinstance(one, StudyEnd) and one.reason == "rounds" for one in heard.records)
+    memory = [record.ranks for record in heard.records if isinstance(record, StudyMemory)]
+    has_ended = any(isinstance(record, StudyEnd) and record.reason == "rounds" for record in heard.records)
     if end.exit_code != 0 or not has_ended or not memory:
         why = "" if end.interrupted else why_out_of_memory(end)
         if not why:
-            found = say(end.interrupted or end.why or "the gang ended early for an unknown reason")
+            reason = say(end.interrupted or end.why or "the gang ended early for an unknown reason")
             where = f"{study.workload.name} with {batch} {plan.samples} per {plan.device}"
-            raise GangError(where, f"the search stopped for a reason other than memory: {found.rstrip('.')}")
+            raise GangError(where, f"the search stopped for a reason other than memory: {reason.rstrip('.')}")
         return BatchTrial(batch, fits=False, why_not=why)
     ranks = memory[-1]
     fullest = max(ranks, key=lambda rank: rank.own_bytes / (rank.total_bytes or 1))
@@ -164,7 +166,7 @@ def try_batch(plan: Plan, launch: Launch, fraction: float, limit_bytes: int | No
         used = sum(rank.own_bytes for rank in ranks) + max(rank.shared_bytes for rank in ranks)
     # The arm with most ranks, at the slowest rank's pace.
     largest = max(study.arms, key=lambda arm: (arm.kind in ("alone", "ddp"), arm.world_size, arm.kind))
-    blocks = (one for one in heard.records if isinstance(one, Block) and one.arm == largest.name)
+    blocks = (record for record in heard.records if isinstance(record, Block) and record.arm == largest.name)
     rates = [float(np.min(block.per_second)) for block in blocks]
     trial = BatchTrial(batch, True, "", used, limit_bytes, statistics.median(rates) if rates else None)
     if trial.share is not None and trial.share > fraction:
@@ -179,7 +181,7 @@ def why_out_of_memory(end: GangEnd) -> str:
     report it, because services that watch memory also kill.
     """
     for failure in end.failures:
-        if failure.type in _TYPES or _SAID.search(failure.message):
+        if failure.type in _TYPES or _REASONS.search(failure.message):
             return f"{failure.type} on rank {failure.rank} in {failure.phase}"
     codes = (_KILLED, None) if end.oom_kills else (_KILLED,)  # of a rank that the kernel ended it may be unknown
     killed = [rank.name for rank in end.rank_ends if rank.exit_code in codes]

@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import CPU, Place
 from pytest_ddpscale.run.strict_json import Record
-from pytest_ddpscale.run.table import once
+from pytest_ddpscale.run.table import memoized
 
 
 class KeyValueSeries(NamedTuple):
@@ -57,11 +57,11 @@ class KeyValue(Record, array_like=True):
     @property
     def what(self) -> str:
         """``throughput_per_gpu resnet50-fp16 (DDP of 8, batch 256)``: the quantity without its place."""
-        ranks, one = self.series.world_size, self.series
+        ranks, series = self.series.world_size, self.series
         together = {"each": f"{ranks} at once", "ddp": f"DDP of {ranks}", "alone": "alone"}
-        how = together.get(one.arm, f"{ranks} ranks" if ranks > 1 else "")
-        how += f", batch {self.batch_size}" if self.batch_size is not None else ""
-        return f"{one.metric} {one.subject}" + f" ({how})" * bool(how)
+        ranks_text = together.get(series.arm, f"{ranks} ranks" if ranks > 1 else "")
+        ranks_text += f", batch {self.batch_size}" if self.batch_size is not None else ""
+        return f"{series.metric} {series.subject}" + f" ({ranks_text})" * bool(ranks_text)
 
     @property
     def place(self) -> Place:
@@ -74,7 +74,7 @@ class KeyValue(Record, array_like=True):
         return f"{self.place.number} on {self.series.host}" if self.series.gpu else self.series.host
 
 
-@once
+@memoized
 def key_values_of(evidence: Evidence) -> list[KeyValue]:
     """The key values of a run, one for each series: medians over rounds of what values.csv has of each place.
 
@@ -83,7 +83,7 @@ def key_values_of(evidence: Evidence) -> list[KeyValue]:
     """
     unique = dict[KeyValueSeries, KeyValue]()
     for own in own_values(evidence):
-        arm, found = own.arm, dict[KeyValueSeries, KeyValue]()
+        arm, key_values = own.arm, dict[KeyValueSeries, KeyValue]()
         kind, batch = ("probe", None) if arm.is_probe else (arm.kind, arm.batch_size)
         together = min(arm.world_size, evidence.plan.layout.ranks_per_node)
         for place, samples in own.values.items():
@@ -91,11 +91,11 @@ def key_values_of(evidence: Evidence) -> list[KeyValue]:
             name = f"{CPU}:{gpu.index}" if gpu.uuid == CPU else gpu.uuid
             series = KeyValueSeries(place.host, name, own.metric.name, own.workload, together, kind, own.measured)
             median = statistics.median(samples.tolist())
-            is_slowest = series not in found or median < found[series].value
+            is_slowest = series not in key_values or median < key_values[series].value
             if len(samples) >= FEWEST_ROUNDS and 0 < median < math.inf and is_slowest:
-                found[series] = KeyValue(series, gpu.index, median, own.unit, batch)
+                key_values[series] = KeyValue(series, gpu.index, median, own.unit, batch)
         # If two arms give the same series, such as each@8 and each@16, the first counts. So does the first of several
         # launches, because the values of other runs are of one launch and vary like one.
-        for series, value in found.items():
+        for series, value in key_values.items():
             unique.setdefault(series, value)
     return list(unique.values())

@@ -55,8 +55,8 @@ def past_run(run: RunDirectory, judgement: Judgement | None = None, evidence: Ev
             versions[place.host] |= known_versions(gang.versions_of(rank))
     for host in gpus.keys() & evidence.surveys.keys():  # not of nodes that were left out
         versions[host] |= known_versions(evidence.surveys[host].versions)
-    for place, one in evidence.transports.items():
-        versions[place.host] |= {"process_group": one.process_group} if one.process_group else {}
+    for place, transport in evidence.transports.items():
+        versions[place.host] |= {"process_group": transport.process_group} if transport.process_group else {}
     of_hosts = {host: tuple(sorted(uuids)) for host, uuids in gpus.items()}
     judgement = judgement or Judgement(record.sku, "incomplete", "not judged", ())
     return PastRun(str(run.path), record, evidence, run.measurements_sha256(), of_hosts, versions, judgement)

@@ -53,17 +53,17 @@ class Reference(NamedTuple):
 
 def references(runs: Iterable[Iterable[KeyValue]]) -> dict[KeyValueSeries, Reference]:
     """Summary of the latest twenty values of each series; runs are oldest first."""
-    logs, found = dict[KeyValueSeries, list[float]](), dict[KeyValueSeries, Reference]()
+    logs, by_series = dict[KeyValueSeries, list[float]](), dict[KeyValueSeries, Reference]()
     for values in runs:
         for value in values:
             logs.setdefault(value.series, []).append(math.log(value.value))
-    for series, every in logs.items():
-        latest = every[-MOST_VALUES:]
+    for series, numbers in logs.items():
+        latest = numbers[-MOST_VALUES:]
         mean = statistics.fmean(latest)
         # statistics.stdev computes with exact fractions, which would dominate the time for all nodes of a site.
-        squares = math.fsum((one - mean) ** 2 for one in latest)
-        found[series] = Reference(len(latest), mean, math.sqrt(squares / max(len(latest) - 1, 1)))
-    return found
+        squares = math.fsum((number - mean) ** 2 for number in latest)
+        by_series[series] = Reference(len(latest), mean, math.sqrt(squares / max(len(latest) - 1, 1)))
+    return by_series
 
 
 class Compared(NamedTuple):
@@ -94,16 +94,18 @@ def compared(
     joint interval is wider than the loss, which would enter the baseline unnoticed. With fewer than five earlier values
     nothing counts as regressed.
     """
-    known = {one.series for one in values if one.series in past and past[one.series].is_enough}
-    each, found = shared_confidence(confidence, len(known)), list[Compared]()
+    known = {value.series for value in values if value.series in past and past[value.series].is_enough}
+    confidence_of_each, comparisons = shared_confidence(confidence, len(known)), list[Compared]()
     for value in values:
         if value.series in known:
             reference = past[value.series]
-            lost, reach = reference.log_mean - math.log(value.value), reference.reach(each)
+            lost, reach = reference.log_mean - math.log(value.value), reference.reach(confidence_of_each)
             large = max(reference.reach(CONFIDENCE), -math.log1p(-LARGE_LOSS))
             ratio, low, high = map(math.exp, (-lost, -lost - reach, -lost + reach))
-            found.append(Compared(value, reference, ratio, low, high, lost > min(reach, large)))
-    return sorted(found, key=lambda one: one.high), [one for one in values if one.series not in known]
+            comparisons.append(Compared(value, reference, ratio, low, high, lost > min(reach, large)))
+    return sorted(comparisons, key=lambda comparison: comparison.high), [
+        value for value in values if value.series not in known
+    ]
 
 
 def shared_confidence(confidence: float, number: int) -> float:

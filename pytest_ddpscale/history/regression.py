@@ -86,7 +86,7 @@ def read_baseline(history_file: Path, sku: str, now: Mapping[str, Mapping[str, s
             runs = node_runs(connection, sku, host, before_iso)
             past |= references(run.norm for run in runs)
             for run in runs:
-                of_run = gpus_by_kind(one.series for one in run.values if run.counts)
+                of_run = gpus_by_kind(key_value.series for key_value in run.values if run.counts)
                 gpus |= {kind: of for kind, of in of_run.items() if len(of) >= len(gpus.get(kind, ()))}
             if changed := "; ".join(version_changes(runs, versions)):
                 changes.append(f"{host}: since then {changed}")
@@ -100,17 +100,19 @@ def version_changes(runs: Sequence[NodeRun], now: Mapping[str, str]) -> Iterator
     """
     seen = [run.versions for run in runs if run.counts][-MOST_VALUES:]
     for name, version in sorted(now.items()):
-        if others := dict.fromkeys(one[name] for one in seen if one.get(name, version) != version):
+        if others := dict.fromkeys(
+            versions_of_run[name] for versions_of_run in seen if versions_of_run.get(name, version) != version
+        ):
             yield f"{name} {', '.join(others)} before, {version} now"
 
 
 def gpus_by_kind(run: Iterable[KeyValueSeries]) -> dict[KeyValueSeries, tuple[str, ...]]:
     """The GPUs with each kind of value, sorted; the world size makes no kind, because fewer GPUs may be left."""
-    found = defaultdict[KeyValueSeries, set[str]](set)
-    for one in run:
-        if one.gpu:
-            found[one._replace(gpu="", world_size=0)].add(one.gpu)
-    return {kind: tuple(sorted(gpus)) for kind, gpus in found.items()}
+    by_series = defaultdict[KeyValueSeries, set[str]](set)
+    for key_value in run:
+        if key_value.gpu:
+            by_series[key_value._replace(gpu="", world_size=0)].add(key_value.gpu)
+    return {kind: tuple(sorted(gpus)) for kind, gpus in by_series.items()}
 
 
 def missing_gpus(before: Mapping[KeyValueSeries, Sequence[str]], now: Iterable[KeyValueSeries]) -> list[str]:
@@ -119,11 +121,11 @@ def missing_gpus(before: Mapping[KeyValueSeries, Sequence[str]], now: Iterable[K
     A kind that no GPU of the node has now was not measured. If as many GPUs have it as before, a missing GPU was
     replaced.
     """
-    told, found = gpus_by_kind(now), set[str]()
+    present, missing = gpus_by_kind(now), set[str]()
     for kind, gpus in before.items():
-        if 0 < len(still := told.get(kind, ())) < len(gpus):
-            found |= {f"{gpu} on {kind.host}" for gpu in gpus if gpu not in still}
-    return sorted(found)
+        if 0 < len(still := present.get(kind, ())) < len(gpus):
+            missing |= {f"{gpu} on {kind.host}" for gpu in gpus if gpu not in still}
+    return sorted(missing)
 
 
 def judge_regression(case: AnyCase, evidence: Evidence, baseline: Baseline | None, confidence: float) -> Verdict:
@@ -145,30 +147,30 @@ def judge_regression(case: AnyCase, evidence: Evidence, baseline: Baseline | Non
     blank = replace(blank, outcome="inconclusive")
     if baseline is None:
         return replace(blank, reason="there is no history of these nodes (--ddp-history)")
-    found, young = compared(current, dict(baseline.past), confidence)
-    if not found:
+    changes, young = compared(current, dict(baseline.past), confidence)
+    if not changes:
         reason = f"none of its {len(current)} values has {FEWEST_VALUES} earlier runs to compare with"
         return replace(blank, reason=reason)
-    fewest = min(one.past.number for one in found)
+    fewest = min(change.past.number for change in changes)
     notes = [f"compared with at least {fewest} earlier runs, by prediction intervals"]
     notes += [f"{len(young)} values have too few earlier runs to compare with"] * bool(young) + [*baseline.changes]
     # Nodes and GPUs without any value that has enough earlier runs, such as a replaced GPU.
-    strangers = sorted({one.where for one in young} - {one.value.where for one in found})
-    missing = missing_gpus(dict(baseline.gpus), [one.series for one in current])
+    strangers = sorted({key_value.where for key_value in young} - {change.value.where for change in changes})
+    missing = missing_gpus(dict(baseline.gpus), [key_value.series for key_value in current])
     # The smallest ratio may be known well enough to meet the bound, so the smallest lower limit is named.
-    least, fallen = min(found, key=lambda one: one.low), [one for one in found if one.high < bound]
+    least, fallen = min(changes, key=lambda change: change.low), [change for change in changes if change.high < bound]
     outcome, flags, culprits = blank.outcome, list[Flag](), list[Culprit]()
     if fallen:
         outcome, words = "failed", [*map(_in_words, fallen)]
         reason = f"fell below {bound:g} of earlier runs: {first_few(words, separator='; ')}"
         notes.append(f"regressed values do not enter the baseline; {_HOW_TO_BEGIN_ANEW} begins a new one")
         flags += [PARTLY_KNOWN] * bool(missing or strangers)
-        if any(one.args[3:] == ("slows", "") for one in notes_on_variables(evidence, [case])):
+        if any(reason.args[3:] == ("slows", "") for reason in notes_on_variables(evidence, [case])):
             flags.append(BY_VARIABLE)
         else:  # not certain: the software or the room's temperature may have changed instead
-            for one, said in zip(fallen, words, strict=True):
-                kind: Literal["gpu", "node"] = "gpu" if one.value.series.gpu else "node"
-                culprits.append(Culprit(kind, (one.value.place,), because("text", said), is_certain=False))
+            for change, sentence in zip(fallen, words, strict=True):
+                kind: Literal["gpu", "node"] = "gpu" if change.value.series.gpu else "node"
+                culprits.append(Culprit(kind, (change.value.place,), because("text", sentence), is_certain=False))
     elif missing:
         has = "have" if len(missing) > 1 else "has"
         reason = f"{first_few(missing)} reached values in earlier runs and {has} none now"
@@ -180,7 +182,7 @@ def judge_regression(case: AnyCase, evidence: Evidence, baseline: Baseline | Non
     else:
         reason = f"may have regressed: {_in_words(least)}"
     return replace(
-        blank, outcome=outcome, value=min(one.ratio for one in found), interval=(least.low, found[0].high),
+        blank, outcome=outcome, value=min(change.ratio for change in changes), interval=(least.low, changes[0].high),
         rounds=fewest, reason=reason, notes=tuple(notes), flags=tuple(flags), culprits=tuple(culprits),
     )  # fmt: skip
 
@@ -202,15 +204,15 @@ def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, base
     deviation between earlier runs is that of the host with the largest one; all need enough earlier runs.
     """
     question, past = case.question, dict(baseline.past)
-    asked = THROUGHPUT_PER_GPU.name, question.workload.name, question.world_size, question.measured.kind
+    key = THROUGHPUT_PER_GPU.name, question.workload.name, question.world_size, question.measured.kind
     by_host = defaultdict[str, list[Reference]](list)
-    for series in (one.series for one in key_values_of(evidence) if one.series[2:6] == asked):
+    for series in (key_value.series for key_value in key_values_of(evidence) if key_value.series[2:6] == key):
         by_host[series.host] += [past[series]] if series in past and past[series].is_enough else []
     if not by_host or not all(by_host.values()) or verdict.value is None or verdict.interval is None:
         return verdict
     sd, runs = max(
-        (math.sqrt(statistics.fmean(max(one.log_sd, LEAST_SPREAD) ** 2 for one in known)),
-         min(one.number for one in known))
+        (math.sqrt(statistics.fmean(max(reference.log_sd, LEAST_SPREAD) ** 2 for reference in known)),
+         min(reference.number for reference in known))
         for known in by_host.values()
     )  # fmt: skip
     has_part = evidence.plan.device_type == "cuda" and verdict.rounds > 1  # the interval; not of an imported sample
@@ -263,17 +265,17 @@ def read_histories(history_file: Path, sku: str | None = None, node: str | None 
         nodes = skus_and_hosts(connection)
         if not nodes:
             raise HistoryError(str(history_file), "has no node", "at least one run")
-        for at, option, asked in ((0, "--gpu-sku", sku), (1, "NODE", node)):
+        for at, option, wanted in ((0, "--gpu-sku", sku), (1, "NODE", node)):
             known = sorted({one[at] for one in nodes})
-            if asked not in (None, *known):
-                raise OptionError(option, f"found {asked!r}", f"one of {first_few(known, _MOST_NAMED)}")
-            nodes = [one for one in nodes if asked in (None, one[at])]
+            if wanted not in (None, *known):
+                raise OptionError(option, f"found {wanted!r}", f"one of {first_few(known, _MOST_NAMED)}")
+            nodes = [one for one in nodes if wanted in (None, one[at])]
         for runs in (node_runs(connection, *one) for one in nodes):
             if not runs:  # where the only one is being replaced at this moment
                 continue
             last = max((at for at, run in enumerate(runs) if run.values), default=0)  # that measured
             *before, now = runs[: last + 1]
-            past, confidence = references(one.norm for one in before), shared_confidence(CONFIDENCE, len(nodes))
+            past, confidence = references(run.norm for run in before), shared_confidence(CONFIDENCE, len(nodes))
             drifts, young = compared(now.values, past, confidence)
-            drifts.sort(key=lambda one: (one.high >= 1, one.ratio))
+            drifts.sort(key=lambda comparison: (comparison.high >= 1, comparison.ratio))
             yield NodeHistory(now.sku, now.host, runs, drifts, young, [*version_changes(before, now.versions)])

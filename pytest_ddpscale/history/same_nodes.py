@@ -44,11 +44,11 @@ def recent_runs(measured: RunDirectory, history_file: Path, sku: str, evidence: 
         return ""
     try:
         with reading(history_file) as connection:
-            runs = [one for one in node_runs(connection, sku, min(hosts), until) if one.started_at >= since]
-            alike = [one for one in runs if hosts_of(connection, one.run) == hosts]
+            runs = [run for run in node_runs(connection, sku, min(hosts), until) if run.started_at >= since]
+            alike = [run for run in runs if hosts_of(connection, run.run) == hosts]
     except HistoryError as error:
         return f"earlier runs of these nodes are unknown: {error}"
-    ended = [one.outcome for one in alike if one.thresholds == record.thresholds.sha256]
+    ended = [run.outcome for run in alike if run.thresholds == record.thresholds.sha256]
     if not ended:
         return ""
     times = ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in Counter(ended).most_common())

@@ -85,9 +85,12 @@ class NodeRun(Record, kw_only=True):
 
     def marked(self, connection: sqlite3.Connection) -> NodeRun:
         """Its regressed values marked by the runs before; whether other nodes took part changes nothing."""
-        past = references(one.norm for one in node_runs(connection, self.sku, self.host, self.started_at))
-        fallen = {one.value.series for one in compared(self.values, past)[0] if one.has_regressed}
-        return replace(self, values=tuple(replace(one, has_regressed=one.series in fallen) for one in self.values))
+        past = references(run.norm for run in node_runs(connection, self.sku, self.host, self.started_at))
+        fallen = {comparison.value.series for comparison in compared(self.values, past)[0] if comparison.has_regressed}
+        return replace(
+            self,
+            values=tuple(replace(key_value, has_regressed=key_value.series in fallen) for key_value in self.values),
+        )
 
 
 _DOCUMENT = msgspec.json.Decoder(NodeRun)
@@ -108,17 +111,17 @@ def node_runs(connection: sqlite3.Connection, sku: str, host: str, before: str =
     The result goes back as far as needed for `MOST_RUNS` runs that serve as a baseline. Runs in between that do not,
     because they were rejected, waived or only surveyed the node, are included and do not count towards the limit.
     """
-    found: list[NodeRun] = []
+    runs: list[NodeRun] = []
     norms = 0
     for (document,) in connection.execute(
         "SELECT document FROM nodes WHERE host = ? AND sku = ? AND started_at < ? ORDER BY started_at DESC, run DESC",
         (host, sku, before),
     ):
-        found.append(_node_run(document))
-        norms += bool(found[-1].norm)
+        runs.append(_node_run(document))
+        norms += bool(runs[-1].norm)
         if norms == MOST_RUNS:
             break
-    return found[::-1]
+    return runs[::-1]
 
 
 def hosts_of(connection: sqlite3.Connection, run: str) -> set[str]:
@@ -152,7 +155,7 @@ def record_run(
     """
     run, failed = (
         past_run(directory, judgement, evidence),
-        [one for one in judgement.verdicts if one.outcome == "failed"],
+        [verdict for verdict in judgement.verdicts if verdict.outcome == "failed"],
     )
     started_at, values = started_at_of(run.record), defaultdict[str, list[KeyValue]](list)
     identity = f"{judgement.sku} {started_at} {run.record.id}"
@@ -162,12 +165,12 @@ def record_run(
         )
     for value in key_values_of(run.evidence):
         values[value.series.host].append(value)
-    found = [
+    rows = [
         NodeRun(
             host=host, sku=history_sku(judgement.sku, is_simulated=run.is_simulated), run=identity,
             path=str(directory.path.absolute()), started_at=started_at, outcome=judgement.outcome,
-            failed=tuple(one.id for one in failed), versions=dict(run.versions[host]),
-            counts=judgement.outcome != "rejected" and all(one.severity != "fail" for one in failed),
+            failed=tuple(verdict.id for verdict in failed), versions=dict(run.versions[host]),
+            counts=judgement.outcome != "rejected" and all(verdict.severity != "fail" for verdict in failed),
             thresholds=run.record.thresholds.sha256 if run.record.thresholds else "",
             values=tuple(values[host]),
         )
@@ -176,14 +179,14 @@ def record_run(
     # Before the file is locked for writing, because all nodes of a site may wait for it.
     if history_file.exists() and history_file.stat().st_size:
         with reading(history_file) as connection:
-            found = [one.marked(connection) for one in found]
+            rows = [row.marked(connection) for row in rows]
     state = judgement.basis.get("judged_at", started_at), run.digest
     with writing(history_file) as connection:
         known = connection.execute("SELECT judged_at, sha256 FROM nodes WHERE run = ?", (identity,)).fetchone()
         if known and (known[1] == state[1] or state[0] <= known[0]):
             return "known"
         connection.execute("DELETE FROM nodes WHERE run = ?", (identity,))
-        for one in found:
+        for one in rows:
             row = one.host, one.sku, one.started_at, one.run, *state, strict_json(one)
             connection.execute("INSERT INTO nodes VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             for number, document in connection.execute(
@@ -264,12 +267,12 @@ def _opened(file: Path, mode: Literal["rw", "rwc"]) -> Iterator[sqlite3.Connecti
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as connection:
             yield connection
     except (sqlite3.Error, OSError) as error:
-        said = getattr(error, "strerror", None) or str(error)
-        if any(word in said for word in _BROKEN):
-            raise _not_ours(file, said) from None
-        found, expected = f"cannot be used ({said})", "a file that can be read and written, with space left"
-        if "locked" in said or "busy" in said:
-            found, expected = f"was locked by others for too long ({said})", "a free file within a minute"
+        message = getattr(error, "strerror", None) or str(error)
+        if any(word in message for word in _BROKEN):
+            raise _not_ours(file, message) from None
+        found, expected = f"cannot be used ({message})", "a file that can be read and written, with space left"
+        if "locked" in message or "busy" in message:
+            found, expected = f"was locked by others for too long ({message})", "a free file within a minute"
         raise HistoryError(str(file), found, expected, _UNHARMED) from None
     except (TypeError, ValueError) as error:  # in rows that this package did not write
         raise _not_ours(file, str(error)) from None
@@ -278,7 +281,7 @@ def _opened(file: Path, mode: Literal["rw", "rwc"]) -> Iterator[sqlite3.Connecti
 def _is_ours(connection: sqlite3.Connection, file: Path) -> bool:
     """Whether the file is a history of this version; False for an empty one. Raises HistoryError for any other."""
     application, version = (
-        connection.execute(f"PRAGMA {asked}").fetchone()[0] for asked in ("application_id", "user_version")
+        connection.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in ("application_id", "user_version")
     )
     if application == APPLICATION_ID and version != SCHEMA_VERSION:
         raise HistoryError(

@@ -25,7 +25,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.table import ArmRounds, once
+from pytest_ddpscale.run.table import ArmRounds, memoized
 from pytest_ddpscale.run.verdicts import WRONG_DATA, AgainstSlowest, Flag, GenerationComparison, Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
@@ -65,10 +65,12 @@ class Answer:
 
     def verdict(self) -> Verdict:
         """The verdict."""
-        found: dict[str, Any] = {n: tuple(one) if isinstance(one, list) else one for n, one in vars(self).items()}
+        fields: dict[str, Any] = {
+            n: tuple(value) if isinstance(value, list) else value for n, value in vars(self).items()
+        }
         why = because("all", *self.reasons) if len(self.reasons) > 1 else next(iter(self.reasons), None)
-        del found["blank"], found["reasons"]
-        return replace(self.blank, because=why, **found)
+        del fields["blank"], fields["reasons"]
+        return replace(self.blank, because=why, **fields)
 
 
 def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
@@ -107,12 +109,12 @@ def name_unless_most_fail(
         planned: number of places.
         noun: for them.
     """
-    failed, passed = (int((codes == one).sum()) for one in (FAILED, PASSED))
+    failed, passed = (int((codes == code).sum()) for code in (FAILED, PASSED))
     if 1 < planned < 2 * failed:
         answer.remarks.append(because("most-fail-alike", failed, planned, noun, passed))
         culprits, answer.culprits = [*answer.culprits, *culprits], []
     are_certain = 2 * failed <= planned and 2 * passed >= len(codes)
-    answer.culprits += culprits if are_certain else [replace(one, is_certain=False) for one in culprits]
+    answer.culprits += culprits if are_certain else [replace(culprit, is_certain=False) for culprit in culprits]
 
 
 def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
@@ -137,16 +139,16 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
             else:
                 answer.say("inconclusive", because("unrepeated", *unrepeated))
         return
-    reason = because("results-differ", tuple(f"rank {rank} on {one.host}" for rank, one in odd))
+    reason = because("results-differ", tuple(f"rank {rank} on {culprit.host}" for rank, culprit in odd))
     if compares or answer.outcome == "failed":
         answer.flags.append(WRONG_DATA)
     if compares or answer.outcome == "passed":
         reason = reason if compares else because("speed-does-not-count", reason, REPLICA_AGREEMENT.name)
         answer.say("failed" if compares else "error", reason)
-        answer.culprits = [one for _, one in odd]
+        answer.culprits = [culprit for _, culprit in odd]
 
 
-@once
+@memoized
 def disagreements(evidence: Evidence, study: Study) -> list[tuple[int, Culprit]]:
     """Every rank of a study whose parameters or own seeded step differ from its peers', in rank order.
 
@@ -174,18 +176,18 @@ def disagreements(evidence: Evidence, study: Study) -> list[tuple[int, Culprit]]
             _, first, group = np.unique(measured.groups[row, column], return_index=True, return_inverse=True)
             for number in np.unique(group[(results != results[:, first[group]]).any(axis=0)]).tolist():
                 ranks = [measured.ranks.who(at) for at in column[group == number].tolist()]
-                is_told = not certain.isdisjoint(ranks)
+                is_certain = not certain.isdisjoint(ranks)
                 for kind, result in enumerate(results[:, group == number]):
                     is_odd = _are_unlike_most(result)
-                    if result.all() and len(ranks) == arm.world_size and not (is_odd.all() and is_told):
+                    if result.all() and len(ranks) == arm.world_size and not (is_odd.all() and is_certain):
                         for who in compress(ranks, is_odd):
                             blame[who][kind] += 1
                             blame[who][2] |= bool(is_odd.all())
-    found = list[tuple[int, Culprit]]()
+    culprits = list[tuple[int, Culprit]]()
     for (rank, place), (blocks, seeded, doubts) in sorted(blame.items(), key=lambda one: one[0][0]):
         why = because("unlike-others", blocks, bool(seeded), not doubts)
-        found.append((rank, Culprit("gpu", (place,), why, not doubts, computed_wrong=True)))
-    return found
+        culprits.append((rank, Culprit("gpu", (place,), why, not doubts, computed_wrong=True)))
+    return culprits
 
 
 def agreeing_share(rows: ArmRounds, own: IntArray) -> FloatArray:
@@ -195,14 +197,14 @@ def agreeing_share(rows: ArmRounds, own: IntArray) -> FloatArray:
     checksum of either kind: an unknown result does not count as agreement. `own` has a number for each rank's result of
     the seeded step: `numbered`.
     """
-    results, there = np.stack([rows.digest, np.broadcast_to(own, rows.digest.shape)], axis=-1), rows.present
-    is_unknown = ((results == 0).any(axis=-1) & there).any(axis=-1) | ~there.any(axis=-1)
-    found = np.where(is_unknown, np.nan, 1.0)
-    differs = (results != results[..., :1, :]).any(axis=-1) & there
+    results, present = np.stack([rows.digest, np.broadcast_to(own, rows.digest.shape)], axis=-1), rows.present
+    is_unknown = ((results == 0).any(axis=-1) & present).any(axis=-1) | ~present.any(axis=-1)
+    shares = np.where(is_unknown, np.nan, 1.0)
+    differs = (results != results[..., :1, :]).any(axis=-1) & present
     for at in map(tuple, np.argwhere(differs.any(axis=-1) & ~is_unknown).tolist()):
-        counts = np.unique(results[at][there[at]], axis=0, return_counts=True)[1]
-        found[at] = counts.max() / counts.sum()
-    return found
+        counts = np.unique(results[at][present[at]], axis=0, return_counts=True)[1]
+        shares[at] = counts.max() / counts.sum()
+    return shares
 
 
 def numbered(seeded: Mapping[int, str], ranks: Sequence[int]) -> IntArray:

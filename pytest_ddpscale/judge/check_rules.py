@@ -72,7 +72,7 @@ class Finding(NamedTuple):
         return "" if self.place == Place(self.place.host) else self.place.label
 
     @property
-    def said(self) -> Reason:
+    def reason(self) -> Reason:
         """What is found, and where."""
         return because("at", self.place.host, self.gpu, self.why)
 
@@ -81,7 +81,7 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
     """What surveys say, node by node."""
     is_cpu = expected.device_type == "cpu"
     for host, survey in evidence.surveys.items():
-        asked, versions = expected.gpus_per_node, survey.versions
+        wanted, versions = expected.gpus_per_node, survey.versions
         if survey.problem:
             yield host, "", "no-survey", survey.problem
             continue
@@ -97,8 +97,8 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
         if is_cpu:
             if survey.cores is None:
                 yield host, "gpus", "no-reading", "number of CPU cores"
-            elif survey.cores < asked:
-                yield host, "gpus", "few-cores", survey.cores, asked
+            elif survey.cores < wanted:
+                yield host, "gpus", "few-cores", survey.cores, wanted
             continue
 
         shared = survey.free_bytes.get("shared_memory", _SEGMENT)
@@ -109,8 +109,8 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
         answer = [gpu for gpu in visible if not gpu.is_lost]  # CUDA does not list lost ones
         of_sku = sum(not gpu.name or is_named(gpu.name, expected.name_pattern or "^.*$") for gpu in survey.gpus)
         why_none = because("none-visible", survey.driver_problem, survey.has_driver, len(survey.gpus))
-        if len(visible) < asked:
-            yield host, "gpus", "few-gpus", len(visible), asked, why_none
+        if len(visible) < wanted:
+            yield host, "gpus", "few-gpus", len(visible), wanted, why_none
         if of_sku < expected.gpus_installed:
             yield host, "gpus", "few-of-sku", of_sku, expected.gpus_installed
         for gpu in survey.gpus:
@@ -127,8 +127,8 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
         if count is None and survey.cuda_problem:
             yield host, "gpus", "no-count", survey.cuda_problem
         elif count is not None and count < listed and not is_old:
-            told = count, listed, survey.cuda_problem, answer[0].name, versions.get("driver"), bool(expected.nvlinks)
-            yield host, "gpus", "cuda-lacks" if count < asked else "cuda-finds", *told
+            facts = count, listed, survey.cuda_problem, answer[0].name, versions.get("driver"), bool(expected.nvlinks)
+            yield host, "gpus", "cuda-lacks" if count < wanted else "cuda-finds", *facts
         if is_old and not count:
             yield host, "kernels", "note-old-driver" if count is None else "old-driver", driver, torch, cuda
         checks = {check for check, *_ in _rules(expected, survey, SurveyedGpu(0, "", "", "", ""))} - {"gpus"}
@@ -145,12 +145,12 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
         for gpu in visible:
             place = gpu.on(host)
             if gpu.problem:
-                yield place, "gpus", "lost-needed" if gpu.is_lost and len(answer) < asked else "lost", gpu.problem
+                yield place, "gpus", "lost-needed" if gpu.is_lost and len(answer) < wanted else "lost", gpu.problem
                 for check in checks:
                     yield place, check, "no-answer", gpu.problem
                 continue
-            for one in _on_gpu(expected, survey, gpu):
-                yield place, *one
+            for fact in _on_gpu(expected, survey, gpu):
+                yield place, *fact
     yield from _compared(evidence, _COMPARED[-4:] if is_cpu else _COMPARED)
     yield from () if is_cpu else _afterwards(evidence)
 
@@ -197,19 +197,19 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
     """Checks of one GPU, without its place."""
     for check, reading, wanted, *deviation in _rules(expected, survey, gpu):
         # NVML gives all about NVLinks, or nothing.
-        found, why = getattr(gpu, reading), gpu.unreadable.get(reading.removesuffix("_active"), "")
-        if wanted and found in (None, ""):
+        value, why = getattr(gpu, reading), gpu.unreadable.get(reading.removesuffix("_active"), "")
+        if wanted and value in (None, ""):
             if wanted != _MAYBE or "not supported" not in why.lower():
                 yield check, "no-reading", reading, why
         elif wanted and any(deviation[:1]):
-            yield check, deviation[1], found, wanted
+            yield check, deviation[1], value, wanted
     if gpu.compute_mode == "Prohibited":
         yield "gpus", "prohibited", gpu.index
     for process in gpu.processes or ():
         is_little = gpu.memory_used_bytes is not None and gpu.memory_used_bytes < _GIB
         odd = "note-odd-process" if is_little else "no-process"
         yield "processes", "foreign-process" if 0 < process.pid < _MOST_PIDS else odd, *astuple(process)
-    if slow := [one for one in gpu.throttle_reasons or () if one in THROTTLE_FAULTS]:
+    if slow := [reason for reason in gpu.throttle_reasons or () if reason in THROTTLE_FAULTS]:
         yield "throttling", *throttled(slow, gpu.temperature_c)
     if gpu.ecc_enabled:
         faults = {"note-corrected": gpu.ecc_corrected, **memory_faults(gpu)}
@@ -249,27 +249,29 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
     known, first_with = surveyed(evidence), dict[str, str]()
     # Ranks do not communicate through the kernel, so another one is only noted.
     for name in names:
-        check, found = "topology" if name == "topology" else "versions", dict[str, str]()
+        check, by_host = "topology" if name == "topology" else "versions", dict[str, str]()
         for host, survey in known.items():
-            one = survey.versions.get(name)
+            version = survey.versions.get(name)
             if name == "topology":  # affinities and the legend do not count
                 cells = survey.connections
-                one = first_with.setdefault(str(cells), f"that of {host}") if cells else None
-            if one:
-                if name == "torch" and one not in found.values() and (why := why_untried(one)):
+                version = first_with.setdefault(str(cells), f"that of {host}") if cells else None
+            if version:
+                if name == "torch" and version not in by_host.values() and (why := why_untried(version)):
                     yield host, check, "note-untried", why
-                found[host] = one
+                by_host[host] = version
             elif name != "kernel":
                 yield host, check, "no-reading", name, survey.torch_problem or survey.driver_problem
-        counted = Counter(found.values())
+        counted = Counter(by_host.values())
         usual = max(counted, key=counted.__getitem__, default="")
-        is_clear = 2 * counted[usual] > len(found)
+        is_clear = 2 * counted[usual] > len(by_host)
         code = "note-kernel" if name == "kernel" else "differs" if is_clear else "unclear"
-        told = counted[usual], len(found), usual if is_clear else tuple(sorted(counted))
-        for host, one in found.items():
-            if one != usual or not is_clear:
-                yield host, check, code, name, "differs" if name == "topology" else one, *told
-    others = {place.host for place, one in evidence.transports.items() if one.process_group == WITHOUT_OVERLAP}
+        facts = counted[usual], len(by_host), usual if is_clear else tuple(sorted(counted))
+        for host, version in by_host.items():
+            if version != usual or not is_clear:
+                yield host, check, code, name, "differs" if name == "topology" else version, *facts
+    others = {
+        place.host for place, transport in evidence.transports.items() if transport.process_group == WITHOUT_OVERLAP
+    }
     for host in others & known.keys():
         yield host, "versions", "note-backend"
 
@@ -282,12 +284,12 @@ def surveyed(evidence: Evidence) -> dict[str, Survey]:
 def _afterwards(evidence: Evidence) -> Facts:
     """GPUs lost since launch: by the sampler under load, after ranks failed, in rounds of its peers in which one was
     not measured, and by errors that ended its ranks."""
-    told = evidence.telemetry.of(evidence.telemetry.lost.where(bool))
-    for row, why in enumerate(told.lost):
-        place = told.place_of(row)
+    losses = evidence.telemetry.of(evidence.telemetry.lost.where(bool))
+    for row, why in enumerate(losses.lost):
+        place = losses.place_of(row)
         survey = evidence.surveys.get(place.host)
         # Ignore a loss older than the survey: the node may have been repaired before the run was resumed.
-        if survey is None or told.ended_unix_s[row] >= survey.unix_s:
+        if survey is None or losses.ended_unix_s[row] >= survey.unix_s:
             yield place, "gpus", "lost-under-load", why
     last = {place: then for place, _, then in gpus_afterwards(evidence)}
     answer = {place.host for place, then in last.items() if then and not then.problem}
@@ -299,8 +301,8 @@ def _afterwards(evidence: Evidence) -> Facts:
             yield place, "gpus", "no-survey-afterwards", then.problem
     for place, rounds in lost_places(evidence).items():
         yield place, "gpus", "unmeasured", rounds
-    for one in gpu_errors_in(evidence):
-        yield one.place, "gpus", "ended-ranks" if one.is_certain else "note-suspect", one.because
+    for culprit in gpu_errors_in(evidence):
+        yield culprit.place, "gpus", "ended-ranks" if culprit.is_certain else "note-suspect", culprit.because
     for after in evidence.post_mortems:
         if _is_silent(after):  # only a note if the node was slow, as it had little time to answer
             code = "note-slow" if after.problem and not after.driver_problem else "no-survey-afterwards"
@@ -329,8 +331,8 @@ def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, Su
 
 def _is_silent(after: Survey) -> bool:
     """Whether nothing answers, which is no GPU's fault; that a GPU is lost is an answer."""
-    asked = [gpu.problem and not gpu.is_lost for gpu in after.gpus if gpu.is_visible]
-    return bool(after.problem or after.driver_problem) or not after.has_driver or (bool(asked) and all(asked))
+    problems = [gpu.problem and not gpu.is_lost for gpu in after.gpus if gpu.is_visible]
+    return bool(after.problem or after.driver_problem) or not after.has_driver or (bool(problems) and all(problems))
 
 
 def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
@@ -340,33 +342,33 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     waits for a subnet manager; GPUDirect RDMA if most other nodes have it; and as many active ports of InfiniBand or
     EFA as most other nodes. Within a node: NVLink or P2P if the SKU has NVLinks.
     """
-    transports, known, asked = evidence.transports, surveyed(evidence), expected.gpus_per_node
+    transports, known, wanted = evidence.transports, surveyed(evidence), expected.gpus_per_node
     is_one_node = not expected.crosses_nodes or evidence.plan.nodes <= 1
     ranks, between = Counter(place.host for place in transports), defaultdict[str, set[str]](set)
     for host, count in ranks.items():
         yield host, "looked", count
-        if count < asked:
-            yield host, "no-logs", count, asked
-    for place, one in transports.items():
+        if count < wanted:
+            yield host, "no-logs", count, wanted
+    for place, transport in transports.items():
         # A network connection to an unknown peer counts as one to another node.
-        placed = Counter(one.channels_within_node) + Counter(one.channels_between_nodes)
-        unclear = {name for name, n in one.channels.items() if n > placed[name] and name.startswith(_NETWORKS)}
-        between[place.host] |= {*one.channels_between_nodes, *unclear}
-        within = {*one.channels_within_node, *(unclear if is_one_node else ())}
+        placed = Counter(transport.channels_within_node) + Counter(transport.channels_between_nodes)
+        unclear = {name for name, n in transport.channels.items() if n > placed[name] and name.startswith(_NETWORKS)}
+        between[place.host] |= {*transport.channels_between_nodes, *unclear}
+        within = {*transport.channels_within_node, *(unclear if is_one_node else ())}
         # Through the host's memory, or out of the node.
         detours = sorted(name for name in within if name.startswith(("SHM", *_NETWORKS)))
         if is_one_node and ranks[place.host] == 1:
             continue  # without another rank NCCL may not even have begun its log
-        if one.problem or one.unreadable:
-            yield place, "no-log", one.problem, one.unreadable
-        elif not one.channels and not one.nvls:
+        if transport.problem or transport.unreadable:
+            yield place, "no-log", transport.problem, transport.unreadable
+        elif not transport.channels and not transport.nvls:
             yield place, "no-connections"
         elif expected.nvlinks and detours:
             yield place, "detour", tuple(detours)
     if is_one_node:
         return
     # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
-    uses_rdma = any(name.startswith("NET/IB") for one in transports.values() for name in one.channels)
+    uses_rdma = any(name.startswith("NET/IB") for transport in transports.values() for name in transport.channels)
     active, waiting = defaultdict[str, dict[str, bool]](dict), defaultdict[str, list[str]](list)
     for host, port in ((host, port) for host, node in known.items() for port in node.infiniband):
         name, state = f"{port.device}:{port.port} ({port.link_layer})", port.state.rpartition(":")[2].strip().upper()

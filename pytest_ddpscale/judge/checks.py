@@ -37,7 +37,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
-from pytest_ddpscale.run.table import Columns, once
+from pytest_ddpscale.run.table import Columns, memoized
 from pytest_ddpscale.run.telemetry import AT_WORK, HARDLY_BUSY, TelemetryColumns
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, expected_by
@@ -56,65 +56,71 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> None:
     if not check.on_cpu and plan.device_type == "cpu":
         answer.reasons = [because("without-gpu", check.title)]
         return
-    found = _found(case, evidence)
-    hosts, untold = {one.place.host for one in found}, [one.said for one in found if one.kind == "no"]
+    findings = _findings(case, evidence)
+    hosts = {finding.place.host for finding in findings}
+    unreported = [finding.reason for finding in findings if finding.kind == "no"]
     planned, broken = max(plan.nodes, len(hosts | {*evidence.hosts})), {**evidence.interrupted, **evidence.errors}
-    answer.remarks = [one.said for one in found if one.kind == "note"]
+    answer.remarks = [finding.reason for finding in findings if finding.kind == "note"]
     if planned > len(hosts):
-        untold.append(because("no-report", planned - len(hosts), planned))
+        unreported.append(because("no-report", planned - len(hosts), planned))
     if check.reads == "telemetry" and (unended := sorted(broken.keys() - {PAIRS, STUDY_ID})):
-        untold.append(because("no-end", tuple(unended)))
-    missing = because("missing-data", tuple(untold[:_MOST_NAMED]), len(untold[_MOST_NAMED:]), broken.get(STUDY_ID, ""))
-    faults, doubts = _accused(found, planned)
-    if untold and not faults:
+        unreported.append(because("no-end", tuple(unended)))
+    missing = because(
+        "missing-data", tuple(unreported[:_MOST_NAMED]), len(unreported[_MOST_NAMED:]), broken.get(STUDY_ID, "")
+    )
+    faults, doubts = _accused(findings, planned)
+    if unreported and not faults:
         answer.reasons = [missing]
         return
-    share = len(hosts - {one.place.host for one in found if one.kind not in ("note", "looked")}) / planned
+    share = (
+        len(hosts - {finding.place.host for finding in findings if finding.kind not in ("note", "looked")}) / planned
+    )
     answer.value, answer.interval, answer.rounds = share, (share, share), 1
     answer.say("passed", because("as-expected", planned))
     if faults:
-        failed, told = len({one.place.host for one, _ in faults}), tuple(one.said for one, _ in faults[:_MOST_NAMED])
-        answer.say("failed", because("not-as-expected", failed, planned, told, len(faults[_MOST_NAMED:])))
-    for one, is_certain in faults:
-        answer.culprits.append(Culprit("gpu" if one.gpu else "node", (one.place,), one.why, is_certain))
-    if untold:
+        failed = len({finding.place.host for finding, _ in faults})
+        reasons = tuple(finding.reason for finding, _ in faults[:_MOST_NAMED])
+        answer.say("failed", because("not-as-expected", failed, planned, reasons, len(faults[_MOST_NAMED:])))
+    for finding, is_certain in faults:
+        answer.culprits.append(Culprit("gpu" if finding.gpu else "node", (finding.place,), finding.why, is_certain))
+    if unreported:
         answer.flags = [PARTLY_KNOWN]
         answer.remarks.append(because("also", missing))
     answer.remarks += doubts
 
 
-@once
+@memoized
 def _facts(evidence: Evidence, reads: str, expected: NodeExpectation) -> list[Finding]:
     """All that checks find in this source, host by host."""
-    found = dict[Finding, None]()
+    findings = dict[Finding, None]()
     find = {"survey": find_surveyed, "transport": find_transports, "telemetry": find_under_load}[reads]
-    for at, *told in find(evidence, expected):
-        check, code, *args = (reads, *told) if reads == "transport" else told
-        found[Finding(at if isinstance(at, Place) else Place(at), check, because(code, *args))] = None
-    return sorted(found, key=lambda one: one.place.host)
+    for at, *fact in find(evidence, expected):
+        check, code, *args = (reads, *fact) if reads == "transport" else fact
+        findings[Finding(at if isinstance(at, Place) else Place(at), check, because(code, *args))] = None
+    return sorted(findings, key=lambda finding: finding.place.host)
 
 
-def _found(case: NodeCase, evidence: Evidence) -> list[Finding]:
+def _findings(case: NodeCase, evidence: Evidence) -> list[Finding]:
     check, expected = NODE_CHECKS[case.requirement.check], expected_by(evidence.plan, case.expected)
-    return [one for one in _facts(evidence, check.reads, expected) if one.check in ("", check.name)]
+    return [finding for finding in _facts(evidence, check.reads, expected) if finding.check in ("", check.name)]
 
 
-def _accused(found: Sequence[Finding], planned: int) -> tuple[list[tuple[Finding, bool]], list[Reason]]:
+def _accused(findings: Sequence[Finding], planned: int) -> tuple[list[tuple[Finding, bool]], list[Reason]]:
     """Faults and whether each is certain, and doubts that arise if most nodes or most GPUs fail: the expectation, or
     something that they share, may be at fault.
 
     A node where only some GPUs fail has the others to compare with. With one node there is nothing to compare with, so
     a mismatch is the node's fault.
     """
-    faults = [one for one in found if one.kind not in ("no", "note", "looked")]
-    by, gpus = defaultdict[str, set[str]](set), len({one.place for one in faults if one.kind == "gpus"})
-    for one in faults:
-        by["nodes" if one.kind == "unclear" else one.kind].add(one.place.host)
-    looked, doubts = sum(one.why.args[0] for one in found if one.kind == "looked"), dict[str, Reason]()
+    faults = [finding for finding in findings if finding.kind not in ("no", "note", "looked")]
+    by, gpus = defaultdict[str, set[str]](set), len({finding.place for finding in faults if finding.kind == "gpus"})
+    for finding in faults:
+        by["nodes" if finding.kind == "unclear" else finding.kind].add(finding.place.host)
+    looked, doubts = sum(finding.why.args[0] for finding in findings if finding.kind == "looked"), dict[str, Reason]()
     for whose, are_many in {"outside": True, "nodes": planned > 1, "gpus": 2 * gpus > looked}.items():
         if are_many and 2 * len(by[whose]) > planned:
             doubts[whose] = because(f"most-{whose}-fail", len(by[whose]), planned, gpus)
-    return [(one, one.kind not in ("unclear", *doubts)) for one in faults], list(doubts.values())
+    return [(finding, finding.kind not in ("unclear", *doubts)) for finding in faults], list(doubts.values())
 
 
 def unfit_nodes(
@@ -134,17 +140,19 @@ def unfit_nodes(
     """
     evidence, reasons = Evidence(plan, Columns(), {}, surveys=surveys), defaultdict[str, dict[Reason, None]](dict)
     for case in cases:
-        asked = case.requirement
-        if not isinstance(case, NodeCase) or not asked.check or NODE_CHECKS[asked.check].reads != "survey":
+        requirement = case.requirement
+        if not isinstance(case, NodeCase) or not requirement.check or NODE_CHECKS[requirement.check].reads != "survey":
             continue
-        if asked.severity != "fail" or (asked.waiver and asked.waiver.holds_on(day)):
+        if requirement.severity != "fail" or (requirement.waiver and requirement.waiver.holds_on(day)):
             continue
-        found = _found(case, evidence)
-        for one, is_certain in _accused(found, max(plan.nodes, len({one.place.host for one in found})))[0]:
+        findings = _findings(case, evidence)
+        for finding, is_certain in _accused(
+            findings, max(plan.nodes, len({finding.place.host for finding in findings}))
+        )[0]:
             # The plan may use only the first GPUs of a node.
-            is_used = (one.place.local_rank or 0) < plan.layout.ranks_per_node
-            if (one.why.code in PREVENTING and is_used) or (is_certain and not hopeless):
-                reasons[one.place.host][because("of-check", asked.check, one.gpu, one.why)] = None
+            is_used = (finding.place.local_rank or 0) < plan.layout.ranks_per_node
+            if (finding.why.code in PREVENTING and is_used) or (is_certain and not hopeless):
+                reasons[finding.place.host][because("of-check", requirement.check, finding.gpu, finding.why)] = None
         for survey in () if hopeless else surveys.values():
             if survey.problem:
                 reasons[survey.host][because("no-survey", survey.problem)] = None
@@ -183,10 +191,13 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
 
     Too few windows, or none, of a planned rank's GPU count as missing data; an unchanged counter does not make up.
     """
-    told, places = evidence.telemetry, dict[object, tuple[int, Place]]()
-    firsts = [places.setdefault(place.identity, (len(places), place)) for place in told.places]
-    gpu, gpus = np.array([at for at, _ in firsts], np.int64)[told.place], [place for _, place in places.values()]
-    for code, counted in (("new-uncorrected", told.ecc_uncorrected), ("note-new-corrected", told.ecc_corrected)):
+    telemetry, places = evidence.telemetry, dict[object, tuple[int, Place]]()
+    firsts = [places.setdefault(place.identity, (len(places), place)) for place in telemetry.places]
+    gpu, gpus = np.array([at for at, _ in firsts], np.int64)[telemetry.place], [place for _, place in places.values()]
+    for code, counted in (
+        ("new-uncorrected", telemetry.ecc_uncorrected),
+        ("note-new-corrected", telemetry.ecc_corrected),
+    ):
         errors = np.bincount(gpu, np.nan_to_num(counted))
         for at in np.flatnonzero(errors).tolist():
             yield gpus[at], "ecc_under_load", code, int(errors[at])
@@ -196,24 +207,26 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
             if was is not None and (now := are.get(code)) is not None and now > was:
                 yield place, "ecc_under_load", "afterwards", code, now - was
     # One unread window makes it unknown: if it is the last one of a launch, no later one counts its errors.
-    has_ecc = told.unreadable.where(lambda one: "not supported" not in one.get("ecc_uncorrected", "").lower())
-    is_unread = np.isnan(told.ecc_uncorrected) & (has_ecc | (expected.ecc is True))
+    has_ecc = telemetry.unreadable.where(
+        lambda reasons: "not supported" not in reasons.get("ecc_uncorrected", "").lower()
+    )
+    is_unread = np.isnan(telemetry.ecc_uncorrected) & (has_ecc | (expected.ecc is True))
     unread, first = np.unique(gpu[is_unread], return_index=True)
-    for at, reasons in zip(unread.tolist(), told.unreadable[is_unread][first], strict=True):
+    for at, reasons in zip(unread.tolist(), telemetry.unreadable[is_unread][first], strict=True):
         why = reasons.get("ecc_uncorrected") or reasons.get("device", "")
         yield gpus[at], "ecc_under_load", "no-reading", "ecc_uncorrected", why
 
-    held, is_polled = held_down(told), told.polls > 0
-    is_known = is_polled & told.throttle_reasons.where(lambda one: one is not None)
-    readings = [("throttling_under_load", "throttle_reasons", told, gpu, held & is_polled, is_known & ~held)]
+    held, is_polled = is_throttled(telemetry), telemetry.polls > 0
+    is_known = is_polled & telemetry.throttle_reasons.where(lambda reasons: reasons is not None)
+    readings = [("throttling_under_load", "throttle_reasons", telemetry, gpu, held & is_polled, is_known & ~held)]
     # Too little is a fault of a busy GPU, and an idle one decides nothing.
-    may_be_busy = ~(told.utilization < BUSY_UTILIZATION)  # or of unknown utilization
-    busy, own = told.of(may_be_busy), gpu[may_be_busy]
+    may_be_busy = ~(telemetry.utilization < BUSY_UTILIZATION)  # or of unknown utilization
+    busy, own = telemetry.of(may_be_busy), gpu[may_be_busy]
     for reading in ("pcie_generation", "pcie_width"):
-        found, least = getattr(busy, reading), getattr(expected, reading)
+        value, least = getattr(busy, reading), getattr(expected, reading)
         if least is not None:
-            is_low = (busy.utilization >= BUSY_UTILIZATION) & (found < least)
-            readings.append(("pcie_under_load", reading, busy, own, is_low, found >= least))
+            is_low = (busy.utilization >= BUSY_UTILIZATION) & (value < least)
+            readings.append(("pcie_under_load", reading, busy, own, is_low, value >= least))
     for at in np.setdiff1d(gpu, own).tolist():
         yield gpus[at], "pcie_under_load", "no-load", BUSY_UTILIZATION
     for check, reading, of, own, was_so, was_not in readings:
@@ -229,12 +242,12 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
                 yield gpus[at], check, "low-pcie", reading, int(np.nanmin(values)), least, windows
 
     # Only GPUs that the survey lists and that ran a block count, as far as both are known.
-    worked = {one for arm in evidence.columns.arms.values() if arm.study != PAIRS for one in arm.ranks.gpus}
+    worked = {gpu for arm in evidence.columns.arms.values() if arm.study != PAIRS for gpu in arm.ranks.gpus}
     listed = {host: {gpu.uuid for gpu in survey.gpus} for host, survey in surveyed(evidence).items()}
     watched = [gpus[at] for at in np.unique(gpu).tolist()]
-    known = [one for one in watched if one.uuid in listed.get(one.host, (one.uuid,))]
-    counting = Counter(one.host for one in known if not worked or (one.host, one.uuid) in worked)
-    on_host = Counter(one.host for one in watched)
+    known = [place for place in watched if place.uuid in listed.get(place.host, (place.uuid,))]
+    counting = Counter(place.host for place in known if not worked or (place.host, place.uuid) in worked)
+    on_host = Counter(place.host for place in watched)
     for host in {*on_host, *(host for host, _ in worked)}:
         yield host, "", "looked", on_host[host]
         if len(readings) == 1:
@@ -244,7 +257,7 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
 
 
 def _in_most_windows(
-    told: TelemetryColumns, gpu: IntArray, was_so: BoolArray, was_not: BoolArray
+    windows: TelemetryColumns, gpu: IntArray, was_so: BoolArray, was_not: BoolArray
 ) -> Iterator[tuple[int, bool, Reason]]:
     """Whether a condition held in at least half of an arm's windows, whatever the unreadable windows contain.
 
@@ -253,7 +266,7 @@ def _in_most_windows(
     may show a momentary excursion, so an arm needs several; if none has, all windows are judged together.
 
     Args:
-        told: windows. Those without a poll do not count if a GPU has others, because a probe's may be shorter than the
+        windows: those without a poll do not count if a GPU has others, because a probe's may be shorter than the
             time between two polls; they do count if the GPU does not answer.
         gpu: number of each window's GPU.
         was_so: windows where the condition held.
@@ -262,41 +275,41 @@ def _in_most_windows(
     Yields:
         Number of a GPU where it held, or where that is unknown; which of both; and in which windows.
     """
-    counting = (told.polls > 0) | told.unreadable.where(lambda reasons: "device" in reasons)
-    counting |= told.seconds > LONGEST_UNPOLLED_S
+    counting = (windows.polls > 0) | windows.unreadable.where(lambda reasons: "device" in reasons)
+    counting |= windows.seconds > LONGEST_UNPOLLED_S
     counting |= (np.bincount(gpu, counting) == 0)[gpu]
-    gpus, arms = int(gpu.max(initial=0)) + 1, len(told.arms)
+    gpus, arms = int(gpu.max(initial=0)) + 1, len(windows.arms)
     counts = [
-        np.bincount(gpu * arms + told.arm, counting & those, gpus * arms).reshape(gpus, arms)
+        np.bincount(gpu * arms + windows.arm, counting & those, gpus * arms).reshape(gpus, arms)
         for those in (counting, was_so, was_not)
     ]
     several = counts[0] > 1
     is_alone = ~several.any(axis=1, keepdims=True)  # in all its arms, which are then one more
     total, so, not_so = (np.append(one * several, one.sum(axis=1, keepdims=True) * is_alone, 1) for one in counts)
-    at_fault, untold = ((total > 0) & (one >= SHARE_OF_ROUNDS * total) for one in (so, total - not_so))
+    at_fault, unreported = ((total > 0) & (one >= SHARE_OF_ROUNDS * total) for one in (so, total - not_so))
     is_fault = np.any(at_fault, axis=1, keepdims=True)
-    found = np.where(is_fault, at_fault, untold)
-    of_windows = [(found * one).sum(axis=1) for one in (np.where(is_fault, so, total - so - not_so), total)]
+    selected = np.where(is_fault, at_fault, unreported)
+    of_windows = [(selected * one).sum(axis=1) for one in (np.where(is_fault, so, total - so - not_so), total)]
     for number in np.flatnonzero(of_windows[1]).tolist():
         yield number, bool(is_fault[number]), because("windows", *(int(one[number]) for one in of_windows))
-    seconds, polls = np.bincount(gpu, told.seconds), np.bincount(gpu, told.polls)
+    seconds, polls = np.bincount(gpu, windows.seconds), np.bincount(gpu, windows.polls)
     is_hardly_polled = (of_windows[1] == 0) & (seconds >= RAREST_POLLS_S * np.maximum(polls, 1))
     for number in np.flatnonzero(is_hardly_polled).tolist():
         yield number, False, because("few-polls", float(polls[number]), float(seconds[number]))
 
 
-def held_down(told: TelemetryColumns) -> BoolArray:
+def is_throttled(telemetry: TelemetryColumns) -> BoolArray:
     """Whether one of `THROTTLE_FAULTS` lasted for at least `THROTTLED` of the polls, (rows,)."""
-    held: BoolArray = told.throttle_reasons.where(lambda one: bool(lasting_faults(one)))
+    held: BoolArray = telemetry.throttle_reasons.where(lambda reasons: bool(lasting_faults(reasons)))
     return held
 
 
 def lasting_faults(reasons: Mapping[str, float] | None) -> set[str]:
     """Faults among throttle reasons, with their shares of the polls."""
-    return {one for one in THROTTLE_FAULTS if (reasons or {}).get(one, 0.0) >= THROTTLED}
+    return {reason for reason in THROTTLE_FAULTS if (reasons or {}).get(reason, 0.0) >= THROTTLED}
 
 
-def anomalies(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
+def anomalies(telemetry: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
     """By anomaly for each device that has it in most of its windows of an arm of training, those windows.
 
     - ``stalled``: busy (at least `BUSY`) at nearly idle power (`STALLED_POWER`), unless half of the SMs work or the
@@ -306,39 +319,44 @@ def anomalies(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
     Of a GPU of unknown utilization, or one that calls itself idle, power and clock alone tell whether it works. Another
     value that could not be read raises no flag, and does not show health either.
     """
-    busy, power, limit, idle = told.utilization, told.mean_power_w, told.power_limit_w, told.idle_power_w
-    clock, slowest, is_unknown = told.sm_clock_mhz, SLOW_CLOCK * told.sm_clock_max_mhz, np.isnan(busy)
+    busy, power = telemetry.utilization, telemetry.mean_power_w
+    limit, idle = telemetry.power_limit_w, telemetry.idle_power_w
+    clock, slowest, is_unknown = telemetry.sm_clock_mhz, SLOW_CLOCK * telemetry.sm_clock_max_mhz, np.isnan(busy)
     # An idle power of more was read beside a utilization that is wrong.
     is_idle = idle < np.where(is_unknown, AT_WORK, 1) * limit
     most = np.where(is_idle, idle + STALLED_POWER * (limit - idle), STALLED_POWER_OF_LIMIT * limit)
     works = (busy >= IDLE) | ((is_unknown | (busy < HARDLY_BUSY)) & (power >= most))
     may_wait = ((busy >= BUSY) & ~(clock < slowest)) | (is_unknown & (clock >= slowest))
-    is_waiting = may_wait & (power < most) & ~(told.sm_activity >= WORKING_SMS)
+    is_waiting = may_wait & (power < most) & ~(telemetry.sm_activity >= WORKING_SMS)
     flags = {"stalled": is_waiting, "slow-clock": works & (clock < slowest)}
     # Probes of memory and links wait by nature.
-    is_training = np.array([study != PROBES for study, _ in told.arms], np.bool_)[told.arm]
-    devices, found = told.arm * len(told.places) + told.place, {}
+    is_training = np.array([study != PROBES for study, _ in telemetry.arms], np.bool_)[telemetry.arm]
+    devices, by_kind = telemetry.arm * len(telemetry.places) + telemetry.place, {}
     known = np.bincount(devices, ~(is_unknown & np.isnan(power)))
     for name, is_raised in flags.items():
         often = np.bincount(devices, is_raised) >= SHARE_OF_ROUNDS * known
-        raised = told.of(is_training & is_raised & often[devices])
-        found[name] = [raised.of(rows) for rows in raised.together(raised.place)]
-    return found
+        raised = telemetry.of(is_training & is_raised & often[devices])
+        by_kind[name] = [raised.of(rows) for rows in raised.together(raised.place)]
+    return by_kind
 
 
-def what_shows(told: TelemetryColumns, culprits: Iterable[Culprit]) -> Iterator[Culprit]:
+def with_telemetry(telemetry: TelemetryColumns, culprits: Iterable[Culprit]) -> Iterator[Culprit]:
     """The culprits, with what an arm's telemetry shows of GPUs that ran at a lower clock than others there."""
     numbers = dict[object, int]()
-    device = np.array([numbers.setdefault(one.identity, len(numbers)) for one in told.places], np.int64)[told.place]
-    rows = np.array([told.sm_clock_mhz, told.sm_clock_max_mhz, told.mean_power_w, told.power_limit_w]).T
-    for one in culprits:
-        is_own = device == numbers.get(one.place.identity, -1)
+    device = np.array([numbers.setdefault(place.identity, len(numbers)) for place in telemetry.places], np.int64)[
+        telemetry.place
+    ]
+    rows = np.array(
+        [telemetry.sm_clock_mhz, telemetry.sm_clock_max_mhz, telemetry.mean_power_w, telemetry.power_limit_w]
+    ).T
+    for culprit in culprits:
+        is_own = device == numbers.get(culprit.place.identity, -1)
         own, others = (median_over_rounds(rows[of]) for of in (is_own, ~is_own))
-        if one.kind == "gpu" and own[0] < LOWER_CLOCK * others[0]:
-            reasons = told.throttle_reasons[is_own].different.values()
+        if culprit.kind == "gpu" and own[0] < LOWER_CLOCK * others[0]:
+            reasons = telemetry.throttle_reasons[is_own].different.values()
             held = sorted({name for of in reasons for name, share in (of or {}).items() if share >= SHARE_OF_ROUNDS})
-            one = replace(one, shown=because("at-clock", *np.nan_to_num(own).tolist(), tuple(held)))
-        yield one
+            culprit = replace(culprit, shown=because("at-clock", *np.nan_to_num(own).tolist(), tuple(held)))
+        yield culprit
 
 
 def device_notes(evidence: Evidence) -> list[Reason]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.judge.answer import Answer
-from pytest_ddpscale.judge.links import rails_of
+from pytest_ddpscale.judge.links import gpu_pairs_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.variables import Variable, is_selected, variable_of
@@ -34,7 +34,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, memoized
 from pytest_ddpscale.run.verdicts import BY_VARIABLE, WRONG_DATA, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.util.arrays import BoolArray, IntArray
@@ -59,11 +59,11 @@ class _Presence(NamedTuple):
     lost: BoolArray
 
 
-@once
+@memoized
 def _presence(evidence: Evidence) -> _Presence:
     plan, layout, arms = evidence.plan, evidence.plan.layout, evidence.columns.arms
     surveyed = (
-        gpu.on(host) for host, one in evidence.surveys.items() for gpu in one.gpus if gpu.local_rank is not None
+        gpu.on(host) for host, survey in evidence.surveys.items() for gpu in survey.gpus if gpu.local_rank is not None
     )
     known = dict.fromkeys(chain(surveyed, *(gang.places for gang in evidence.gangs)))
     hosts = sorted({*evidence.hosts, *evidence.surveys})
@@ -74,8 +74,8 @@ def _presence(evidence: Evidence) -> _Presence:
     times, missed = dict[ArmRounds, IntArray](), np.zeros(len(places), np.int64)
     for block, arm in arms.items():
         at = np.array([column[place] for place in arm.ranks.places])
-        times[arm] = here = np.zeros_like(missed)
-        here[at] = arm.present.sum(axis=0)
+        times[arm] = present = np.zeros_like(missed)
+        present[at] = arm.present.sum(axis=0)
         planned = plan.arm(*block)
         if planned is None or planned.name in evidence.unsupported:  # out of memory
             continue
@@ -83,7 +83,7 @@ def _presence(evidence: Evidence) -> _Presence:
         is_alone = not planned.is_probe or planned.world_size == 1
         if is_alone and len(layout.ranks([planned])) == layout.world_size:
             expected = np.isin(node, node[at])
-            missed = np.maximum(missed, expected * (arm.present.any(axis=1).sum() - here))
+            missed = np.maximum(missed, expected * (arm.present.any(axis=1).sum() - present))
     ranks = RankColumns(np.arange(len(places)), np.fromiter(places.values(), np.object_))
     # One round may have been cut short by the end of the run.
     return _Presence(known, ranks, times, missed, missed > 1)
@@ -104,7 +104,7 @@ def coverage_of(
         left_out: reason by host for nodes on which nothing was launched.
         gpus_per_node: number of usable GPUs; 0 if unknown, or on a CPU.
     """
-    seen, plan, layout, rails = _presence(evidence), evidence.plan, evidence.plan.layout, rails_of(evidence)
+    seen, plan, layout, rails = _presence(evidence), evidence.plan, evidence.plan.layout, gpu_pairs_of(evidence)
     hosts = {host: number for number, host in enumerate(sorted({*seen.ranks.by_host, *left_out}))}
     named = len(hosts) - len(left_out)
     planned, together, over_all = max(plan.nodes, named), list[str](), list[str]()
@@ -134,9 +134,9 @@ def coverage_of(
         places = seen.ranks.rank_places[at]
         used = {place.uuid for place in places} - {""}
         silent = [
-            one
-            for one in (survey.gpus if survey else ())
-            if one.is_visible and one.problem and one.local_rank is None and one.uuid not in used
+            gpu
+            for gpu in (survey.gpus if survey else ())
+            if gpu.is_visible and gpu.problem and gpu.local_rank is None and gpu.uuid not in used
         ]
         answering = gpus_per_node - len(silent)  # some without a rank
         gpus = [
@@ -151,7 +151,7 @@ def coverage_of(
             if place in seen.known or place.local_rank < answering
         ]
         gpus += [GpuCoverage(Place(host, number)) for number in range(len(at), answering)]
-        gpus += [GpuCoverage(one.on(host), problem=one.problem) for one in silent]
+        gpus += [GpuCoverage(gpu.on(host), problem=gpu.problem) for gpu in silent]
         by = [kind for kind, where in tested.items() if where[at].any()] + [PAIRS] * (node in paired)
         by = [SURVEY, *by] if survey and not survey.problem else by
         gpus *= plan.device_type == "cuda"
@@ -212,30 +212,32 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
     devices = {place.identity: place for place in known} | {place.of_rank: place for place in known}
     gangs_on, by_gpu = defaultdict[str, set[int]](set), defaultdict[Place, list[tuple[GpuErrors, RankGpuError]]](list)
     for gang in evidence.gpu_errors:
-        for one in gang.errors:
-            if one.peer:
+        for error in gang.errors:
+            if error.peer:
                 continue
-            gangs_on[one.place.host].add(gang.gang)
+            gangs_on[error.place.host].add(gang.gang)
             if len(gang.errors) == 1 or 2 * len(gang.errors) < gang.ranks:
-                place = devices.get(one.place.identity) or devices.get(one.place.of_rank, one.place)
-                by_gpu[place].append((gang, one))
-    found = list[Culprit]()
+                place = devices.get(error.place.identity) or devices.get(error.place.of_rank, error.place)
+                by_gpu[place].append((gang, error))
+    culprits = list[Culprit]()
     for place, own in by_gpu.items():
         # Two gangs hit one of many ranks by chance only rarely, and the same one of two in half of the cases.
         needed = 3 if any(gang.ranks == 2 for gang, _ in own) else 2
         seen = [
-            (gang.gang, one) for gang, one in own
-            if one.peers >= len(gang.errors) and "nvlink" not in one.error.lower()  # CUDA 220 and 226
+            (gang.gang, error) for gang, error in own
+            if error.peers >= len(gang.errors) and "nvlink" not in error.error.lower()  # CUDA 220 and 226
         ]  # fmt: skip
-        shown, of_device = {gang for gang, _ in seen}, {gang for gang, one in seen if not one.is_program}
-        batches = {(one.place.local_rank, gang % 2 if _has_own_batch(evidence, one) else None) for gang, one in seen}
+        shown, of_device = {gang for gang, _ in seen}, {gang for gang, error in seen if not error.is_program}
+        batches = {
+            (error.place.local_rank, gang % 2 if _has_own_batch(evidence, error) else None) for gang, error in seen
+        }
         is_certain = needed <= len(shown) == len(gangs_on[place.host])
         is_certain &= needed <= len(of_device) or len(batches) > 1
         if study is None or any(study in gang.studies for gang, _ in own):
-            errors = tuple(dict.fromkeys(one.error for _, one in own))
+            errors = tuple(dict.fromkeys(error.error for _, error in own))
             why = because("gpu-errors", errors[:2], len({gang.gang for gang, _ in own}), is_certain, place.host)
-            found.append(Culprit("gpu", (place,), why, is_certain))
-    return sorted(found, key=lambda one: not one.is_certain)
+            culprits.append(Culprit("gpu", (place,), why, is_certain))
+    return sorted(culprits, key=lambda culprit: not culprit.is_certain)
 
 
 def _has_own_batch(evidence: Evidence, error: RankGpuError) -> bool:
@@ -249,41 +251,43 @@ def _has_own_batch(evidence: Evidence, error: RankGpuError) -> bool:
 def lost_connections(evidence: Evidence, study_id: str) -> list[Culprit]:
     """Links between nodes that did not answer, where nothing else ended their gang. None is certain: either end, its
     adapter or a switch may be at fault. An address that no node has, or several, names nobody."""
-    found = dict[tuple[Place, ...], Culprit]()
+    culprits = dict[tuple[Place, ...], Culprit]()
     for gang in evidence.gpu_errors:
-        for one in gang.errors if study_id in gang.studies else ():
-            at = [host for host, survey in evidence.surveys.items() if one.peer in survey.addresses]
-            if len(at) == 1 and at[0] != one.place.host:
-                ends = tuple(map(Place, sorted((one.place.host, at[0]))))
-                found.setdefault(ends, Culprit("link", ends, because("text", one.error), is_certain=False))
-    return list(found.values())
+        for error in gang.errors if study_id in gang.studies else ():
+            at = [host for host, survey in evidence.surveys.items() if error.peer in survey.addresses]
+            if len(at) == 1 and at[0] != error.place.host:
+                ends = tuple(map(Place, sorted((error.place.host, at[0]))))
+                culprits.setdefault(ends, Culprit("link", ends, because("text", error.error), is_certain=False))
+    return list(culprits.values())
 
 
-@once
+@memoized
 def _variables(evidence: Evidence) -> dict[tuple[Variable, str, str], dict[str, None]]:
     """Hosts that have a variable set, by variable, its own name and value; those of paths that the run has."""
-    found = defaultdict[tuple[Variable, str, str], dict[str, None]](dict)
-    told = [(gang.ranks[0].place.host, gang.ranks[0].environment) for gang in evidence.gangs]
-    told += [(place.host, one.variables) for place, one in evidence.transports.items()]
+    by_setting = defaultdict[tuple[Variable, str, str], dict[str, None]](dict)
+    environments = [(gang.ranks[0].place.host, gang.ranks[0].environment) for gang in evidence.gangs]
+    environments += [(place.host, transport.variables) for place, transport in evidence.transports.items()]
     has = {"node": evidence.plan.layout.ranks_per_node > 1, "net": evidence.plan.nodes > 1}
-    for host, name, value in ((host, *one) for host, variables in told for one in variables.items()):
+    for host, name, value in ((host, *variable) for host, variables in environments for variable in variables.items()):
         ports = evidence.surveys[host].infiniband if name == "NCCL_IB_HCA" and host in evidence.surveys else ()
         active = [port for port in ports if "ACTIVE" in port.state.upper()]
         # All that are active, of Ethernet only where there are no others, are no choice.
         others = [is_selected(port.device, value) for port in active if port.link_layer != "Ethernet"]
         chosen = others or [is_selected(port.device, value) for port in active]
-        one = variable_of(name, value)
-        if one and has.get(one.where, True) and not (chosen and all(chosen)):
-            found[one, name, value][host] = None
-    return found
+        variable = variable_of(name, value)
+        if variable and has.get(variable.where, True) and not (chosen and all(chosen)):
+            by_setting[variable, name, value][host] = None
+    return by_setting
 
 
 def notes_on_variables(evidence: Evidence, cases: Sequence[AnyCase]) -> Iterator[Reason]:
     """A note on each variable: what is set, where unless everywhere, what it does, and why the site sets it."""
     on_purpose = dict(cases[0].environment) if cases else {}
-    for (one, name, value), hosts in _variables(evidence).items():
+    for (variable, name, value), hosts in _variables(evidence).items():
         where = tuple(hosts) if len(hosts) < len({*evidence.hosts}) else ()
-        yield because("variable", f"{name}={value}", where, one.what, one.effect, on_purpose.get(one.name, ""))
+        yield because(
+            "variable", f"{name}={value}", where, variable.what, variable.effect, on_purpose.get(variable.name, "")
+        )
 
 
 def doubt_variables(answer: Answer, case: AnyCase, evidence: Evidence) -> None:
@@ -293,27 +297,27 @@ def doubt_variables(answer: Answer, case: AnyCase, evidence: Evidence) -> None:
     GPU that computes slowly does so whatever its links do, pairs of nodes are unlike others whatever all nodes leave
     unused, and one without the variable is slow by itself, unless others with it took part.
     """
-    asked, passed, spans_nodes = case.requirement, answer.outcome == "passed", measured_for(case, evidence)[2]
+    requirement, passed, spans_nodes = case.requirement, answer.outcome == "passed", measured_for(case, evidence)[2]
     if not (passed or answer.outcome == "failed") or WRONG_DATA in answer.flags:
         return
-    is_speed, left, texts = not asked.definition.compares_results, answer.culprits, list[tuple[str, str]]()
+    is_speed, left, texts = not requirement.definition.compares_results, answer.culprits, list[tuple[str, str]]()
     effects = ("slows",) if passed else ("slows", "reroutes")
-    is_joint = is_speed and asked.definition.communicates and case.world_size > 1
+    is_joint = is_speed and requirement.definition.communicates and case.world_size > 1
     concerns = {"": is_speed, "net": spans_nodes, "node": is_joint, "ranks": is_joint}
-    for (one, name, value), hosts in _variables(evidence).items():
+    for (variable, name, value), hosts in _variables(evidence).items():
         blamed = set[Culprit]()
         for culprit in answer.culprits:
             code, is_there = culprit.because.code, culprit.host in hosts
-            if asked.check:
-                may_be = code in one.explains and (is_there or one.where == "net")
+            if requirement.check:
+                may_be = code in variable.explains and (is_there or variable.where == "net")
             elif code == "slow-pairs":
-                may_be = one.effect != "reroutes" or not hosts.keys() >= {*evidence.hosts}
+                may_be = variable.effect != "reroutes" or not hosts.keys() >= {*evidence.hosts}
             else:
-                may_be = (spans_nodes or is_there) and not (culprit.slowdown and one.where)
+                may_be = (spans_nodes or is_there) and not (culprit.slowdown and variable.where)
             blamed |= {culprit} if may_be else set()
-        changes = concerns[one.where] and one.effect in effects
-        if blamed if asked.check else changes and one.name not in dict(case.environment):
-            texts.append((f"{name}={value}", one.what))
+        changes = concerns[variable.where] and variable.effect in effects
+        if blamed if requirement.check else changes and variable.name not in dict(case.environment):
+            texts.append((f"{name}={value}", variable.what))
             left = [culprit for culprit in left if culprit not in blamed]
     if texts:
         answer.culprits = left

@@ -30,7 +30,7 @@ from itertools import chain, compress
 import numpy as np
 
 from pytest_ddpscale.judge.answer import OUTCOMES, Answer, add_disagreements, blank_verdict, name_unless_most_fail
-from pytest_ddpscale.judge.checks import answer_check, what_shows
+from pytest_ddpscale.judge.checks import answer_check, with_telemetry
 from pytest_ddpscale.judge.coverage import doubt_variables, gpu_errors_in, lost_connections
 from pytest_ddpscale.judge.judged import CAVEATS, Judged
 from pytest_ddpscale.judge.links import add_wrong_data, fail_by_pairs, name_probe_culprits
@@ -38,7 +38,12 @@ from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
 from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.slow import arms_read, name_slow
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
-from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity, excuse_spread, fail_by_own_node
+from pytest_ddpscale.judge.uniformity import (
+    allow_for_spread,
+    answer_probe_uniformity,
+    answer_uniformity,
+    fail_by_own_node,
+)
 from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.arm import Arm
@@ -55,7 +60,7 @@ from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.table import NO_ROUNDS, GrowingColumns, once
+from pytest_ddpscale.run.table import NO_ROUNDS, GrowingColumns, memoized
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.thresholds.model import Source
@@ -88,14 +93,14 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
             is_above = by_ports.requirement.bound > case.requirement.bound
             answer = other if is_above or other.outcome == "failed" else answer
         fail_by_pairs(answer, case.probe, evidence)
-        is_alike = not answer.culprits or any(one.code == "most-fail-alike" for one in answer.remarks)
+        is_alike = not answer.culprits or any(reason.code == "most-fail-alike" for reason in answer.remarks)
         if by_ports and answer.outcome == "failed" and answer.blank.severity == "fail" and is_alike:
             answer.remarks.append(because("by-ports"))
     elif case.requirement.check:
         answer_check(answer, case, evidence)
     doubt_variables(answer, case, evidence)
     if answer.outcome == "failed" and answer.culprits and arms:
-        answer.culprits = [*what_shows(evidence.telemetry.of_arm(study_id, arms[-1].name), answer.culprits)]
+        answer.culprits = [*with_telemetry(evidence.telemetry.of_arm(study_id, arms[-1].name), answer.culprits)]
     # An open verdict may be open because --ddp-budget ran out, not because of the machine.
     is_supported = evidence.unsupported.keys().isdisjoint(arm.name for arm in arms)
     if answer.outcome in ("inconclusive", "not_measured") and study_id in evidence.out_of_time and is_supported:
@@ -116,15 +121,15 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence) -> Answer:
     values, study = values_of(evidence, question) / case.constant, matching_study(plan, question)
     if study is None or values.broken:
         return _broken(answer, values.broken, study.id if study else "", evidence)
-    due = _rounds_due(evidence, study.id, {arm.name for arm in arms_read(question, study)})
+    rounds_due = _rounds_due(evidence, study.id, {arm.name for arm in arms_read(question, study)})
     if case.requirement.definition.reads_own_pace:
-        answer_uniformity(answer, case, study, evidence, due)
+        answer_uniformity(answer, case, study, evidence, rounds_due)
         if answer.outcome != "not_measured":
             add_disagreements(answer, study, evidence)
         return answer
-    is_by_node, found = plan.layout.judged_by_node(question.arms), groups_of(question, study, evidence)
+    is_by_node, grouped = plan.layout.judged_by_node(question.arms), groups_of(question, study, evidence)
     planned = plan.nodes if is_by_node else 1
-    judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found)
+    judged = Judged(answer.blank, case, evidence, values, study.rounds, rounds_due, grouped)
     _judge_places(judged, planned, study)
     measured = [*compress(values.places, judged.codes != ABSENT)]
     why_not = {place: why for place, why in values.missing.items() if place not in measured}
@@ -136,12 +141,12 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence) -> Answer:
     if answer.outcome != "not_measured" or is_by_node:
         add_disagreements(answer, study, evidence)
         alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
-        name_slow(answer, case, study, evidence, lambda: found.at(alike))
+        name_slow(answer, case, study, evidence, lambda: grouped.at(alike))
     if is_by_node and FAILED in judged.codes:
         # The nodes that fail, unless one on them is named for certain; for ranks that disagree any name will do, and as
         # no bound is involved, all are certain.
-        reached, definition, culprits = judged.found.values, case.requirement.definition, list[Culprit]()
-        named = {one.host for one in answer.culprits if one.is_certain or definition.compares_results}
+        reached, definition, culprits = judged.estimated.values, case.requirement.definition, list[Culprit]()
+        named = {culprit.host for culprit in answer.culprits if culprit.is_certain or definition.compares_results}
         count, medians = int((~np.isnan(reached)).sum()) - 1, np.nan_to_num(medians_of_others(reached[np.newaxis])[0])
         for node in np.flatnonzero(judged.codes == FAILED).tolist():
             numbers = float(reached[node]), answer.blank.unit, count, float(medians[node])
@@ -153,7 +158,7 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence) -> Answer:
         else:
             name_unless_most_fail(answer, culprits, judged.codes, planned, "nodes")
     elif answer.outcome == "failed" and not answer.culprits and (waits := judged.starved(0)):
-        (host, *others) = found.merged[-1].ranks.by_host
+        (host, *others) = grouped.merged[-1].ranks.by_host
         # Not certain: the bound may be at fault, or the batch.
         answer.culprits = [Culprit("node", (Place(host),), waits, is_certain=False)] * (not others)
     return answer
@@ -164,19 +169,19 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
     if values.broken or study is None:
         answer = _broken(answer, values.broken, PROBES, evidence)
     else:
-        due = _rounds_due(evidence, PROBES, {probe.name})
+        rounds_due = _rounds_due(evidence, PROBES, {probe.name})
         if case.requirement.definition.compares_places:
-            answer_probe_uniformity(answer, case, values, evidence, due)
+            answer_probe_uniformity(answer, case, values, evidence, rounds_due)
         else:
-            judged = Judged(answer.blank, case, evidence, values, study.rounds, due)
+            judged = Judged(answer.blank, case, evidence, values, study.rounds, rounds_due)
             planned = len(evidence.plan.layout.groups_of_round(probe))
             _judge_places(judged, planned)
             answer = judged.answer(planned, why_incomplete(probe, values, evidence))
             limit = getattr(case.peers, KINDS[probe.operation.kind].peers or "computing")
-            there = np.flatnonzero(judged.codes != ABSENT)
-            places, found = [judged.places[at] for at in there.tolist()], judged.found.values[there]
-            name_probe_culprits(answer, probe, places, judged.codes[there], found, evidence, limit)
-            fail_by_own_node(answer, case, values, evidence, due)
+            measured_at = np.flatnonzero(judged.codes != ABSENT)
+            places, measured = [judged.places[at] for at in measured_at.tolist()], judged.estimated.values[measured_at]
+            name_probe_culprits(answer, probe, places, judged.codes[measured_at], measured, evidence, limit)
+            fail_by_own_node(answer, case, values, evidence, rounds_due)
     add_wrong_data(answer, probe, evidence.probed(probe) or NO_ROUNDS)
     return answer
 
@@ -204,14 +209,14 @@ def _judge_places(judged: Judged, planned: int, study: Study | None = None) -> N
     Failures are judged again at the confidence that holds for all places together.
     """
 
-    def look(found: Estimated) -> None:
-        judged.decide(found)
+    def look(estimated: Estimated) -> None:
+        judged.decide(estimated)
         if study is not None:
-            excuse_spread(judged, study)
+            allow_for_spread(judged, study)
         for caveat in CAVEATS:
             caveat(judged)
 
-    look(judged.found)
+    look(judged.estimated)
     failed, of = judged.codes == FAILED, max(planned, int((judged.codes != ABSENT).sum()))
     if not failed.any() or of == 1:
         return
@@ -233,11 +238,11 @@ _LANE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}  # of PCIe, 
 
 def bound_by_ports(case: NodeCase, probe: Arm, evidence: Evidence) -> NodeCase | None:
     """The requirement, which only warns, with the bound that the ports give it; None if they give none."""
-    kind, layout, asked = probe.operation.kind, evidence.plan.layout, case.requirement
+    kind, layout, requirement = probe.operation.kind, evidence.plan.layout, case.requirement
     is_ring, share, whose = kind == "all-reduce", _SHARES.get(kind, 0.0), layout.ranks_per_node
-    used = {name for one in evidence.transports.values() for name in one.channels_between_nodes}
+    used = {name for transport in evidence.transports.values() for name in transport.channels_between_nodes}
     is_long = (probe.operation.message_bytes or 0) >= _LONG_BYTES * (probe.world_size if is_ring else 2)
-    if asked.severity == "fail" or not is_long or layout.fits_node(probe) or probe.world_size % whose:
+    if requirement.severity == "fail" or not is_long or layout.fits_node(probe) or probe.world_size % whose:
         return None
     if not share or not used or any(name.startswith("NET/Socket") for name in used):
         return None
@@ -246,19 +251,21 @@ def bound_by_ports(case: NodeCase, probe: Arm, evidence: Evidence) -> NodeCase |
         return None
     source = Source(reference=f"{share} of {gbps:g} GB/s, the line rate of the ports that carry it")
     bound = round(share * gbps, 6)
-    by_ports = replace(asked, bound=bound, source=source, severity="fail", provisional=False, sound=None)
+    by_ports = replace(requirement, bound=bound, source=source, severity="fail", provisional=False, sound=None)
     return replace(case, requirement=by_ports)
 
 
-@once
+@memoized
 def port_gbps(evidence: Evidence, is_ring: bool) -> float:
     """What the slowest GPU of a node, as most nodes are, has of its ports in GB/s; 0 if that is not known.
 
     It is 0, too, for a ring of GPUs that NVLink does not join.
     """
-    chosen = {place.host: one.variables.get("NCCL_IB_HCA", "") for place, one in evidence.transports.items()}
+    chosen = {
+        place.host: transport.variables.get("NCCL_IB_HCA", "") for place, transport in evidence.transports.items()
+    }
     surveys = evidence.surveys.values()
-    nodes = Counter(_gbps_of_gpus(one, chosen.get(one.host, ""), is_ring) for one in surveys)
+    nodes = Counter(_gbps_of_gpus(survey, chosen.get(survey.host, ""), is_ring) for survey in surveys)
     most = max(nodes, key=lambda rates: (nodes[rates], rates), default=())
     return most[0] if most else 0.0
 
@@ -290,7 +297,7 @@ def _gbps_of_gpus(survey: Survey, chosen: str, is_ring: bool) -> tuple[float, ..
         return ()
     near = dict[str, list[str]]()
     for gpu in of_links:
-        at = ([port for port in gbps if cells.get((gpu, port)) == way] for way in _DISTANCES)
+        at = ([port for port in gbps if cells.get((gpu, port)) == distance] for distance in _DISTANCES)
         near[gpu] = next(filter(None, at), [])
     used = {gpu: {slots[port] for port in ports} for gpu, ports in near.items()}
     users = Counter(chain.from_iterable(used.values()))
@@ -337,7 +344,7 @@ class Decider:
         """
         plan, columns = self._plan, self._columns.columns()
         rounds = len(rounds_begun(columns, study_id))
-        study = next((one for one in plan.timed if one.id == study_id), None)
+        study = next((study for study in plan.timed if study.id == study_id), None)
         if study is None or isinstance(study, PairStudy):
             return []
         arms = [arm.name for arm in study.arms]
@@ -359,28 +366,28 @@ class Decider:
         if rounds < FEWEST_ROUNDS:  # a probe that some ranks support may still fail on one
             return [name for name in needed(cases) if name in measured or name not in evidence.unsupported]
         count = {case.id: sum(measured.get(name, 0) for name in self._arms[case.id]) for case in cases}
-        asked = [case for case in cases if case.id not in self._decided]
-        found = self._still_open(asked, evidence)
-        if not asked or needed(found) != needed(asked):
+        undecided = [case for case in cases if case.id not in self._decided]
+        needed_cases = self._still_open(undecided, evidence)
+        if not undecided or needed(needed_cases) != needed(undecided):
             again = [case for case in cases if self._decided.get(case.id, count[case.id]) != count[case.id]]
-            found += self._still_open(again, evidence)
+            needed_cases += self._still_open(again, evidence)
         self._decided |= count
-        for case in found:
+        for case in needed_cases:
             del self._decided[case.id]
-        return needed(found)
+        return needed(needed_cases)
 
     def _still_open(self, cases: Sequence[AnyCase], evidence: Evidence) -> list[AnyCase]:
         """Those that more rounds may decide, and that a slow GPU or node which is named already does not explain.
 
         A decided requirement stays decided: its arms get no new rounds, so the judge sees the same data again.
         """
-        found = []
+        still_open = []
         for case in cases:
             verdict, definition = judge(case, evidence, self._confidence), case.requirement.definition
             is_rejected = verdict.outcome == "failed" and verdict.severity == "fail"
-            if definition.reads_own_pace and is_rejected and any(one.is_certain for one in verdict.culprits):
+            if definition.reads_own_pace and is_rejected and any(culprit.is_certain for culprit in verdict.culprits):
                 self._is_explained = True
             if verdict.is_open:
                 # Uniformity may be open because of another one.
-                found.append((case, definition.slowed_by_one_rank and not definition.reads_own_pace))
-        return [case for case, is_slowed in found if not (self._is_explained and is_slowed)]
+                still_open.append((case, definition.slowed_by_one_rank and not definition.reads_own_pace))
+        return [case for case, is_slowed in still_open if not (self._is_explained and is_slowed)]

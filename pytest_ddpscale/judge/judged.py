@@ -44,7 +44,7 @@ class Judged:
         evidence: of the run.
         values: of its question or probe.
         limit: largest number of rounds; 0 if no more will come.
-        due: number of rounds that were begun and timed every arm of the question.
+        rounds_due: number of rounds that were begun and timed every arm of the question.
         groups: complete rounds of the arms, by place; None for a probe.
         places: those of the values.
         found: estimates, (places,).
@@ -61,30 +61,30 @@ class Judged:
     evidence: Evidence
     values: Values[str] | Values[JudgedPlace]
     limit: int = 0
-    due: int = 0
+    rounds_due: int = 0
     groups: Groups | None = None
 
     def __post_init__(self) -> None:
         self.places = [JudgedPlace("node", (), at) if isinstance(at, str) else at for at in self.values.places]
         self.decide(self.values.estimated(self.blank.confidence, self.limit))
 
-    def decide(self, found: Estimated) -> None:
+    def decide(self, estimated: Estimated) -> None:
         """Codes of the places by their estimates and the bound alone."""
-        self.found, self.reasons, self.notes = found, dict[int, Reason](), dict[Reason, dict[int, None]]()
+        self.estimated, self.reasons, self.notes = estimated, dict[int, Reason](), dict[Reason, dict[int, None]]()
         self.flags, self.against = dict[int, tuple[Flag, ...]](), dict[int, AgainstSlowest]()
         self.culprits = dict[int, tuple[Culprit, ...]]()
         requirement, definition = self.case.requirement, self.case.requirement.definition
         # A share may be 0, and a difference of two arms negative, as may what `of_all_time` makes of shares.
         is_share = definition.scale == "differences" and definition.baseline is None
         least = 0.0 if is_share and not definition.reads_utilization else -math.inf
-        codes, self._why = found.against(requirement.bound, -1 if definition.upper_bound else 1, least)
+        codes, self._why = estimated.against(requirement.bound, -1 if definition.upper_bound else 1, least)
         if definition.reads_utilization:  # its series has values of all time, none of a round
             is_far = self._why == "far"
             codes, self._why = np.where(is_far, OPEN, codes), np.where(is_far, "inside", self._why)
-        self.codes = np.where(found.rounds == 0, ABSENT, codes)
-        are_noted = ~np.isnan(found.drifts + found.low) | found.are_single
+        self.codes = np.where(estimated.rounds == 0, ABSENT, codes)
+        are_noted = ~np.isnan(estimated.drifts + estimated.low) | estimated.are_single
         for place in np.flatnonzero(are_noted & (self.codes > IMPOSSIBLE)).tolist():
-            self.note(place, found.note(place))
+            self.note(place, estimated.note(place))
 
     def rounds(self, place: int) -> ArmRounds:
         """Complete rounds of the measured arm at a place."""
@@ -112,8 +112,8 @@ class Judged:
         """
         opened: list[int] = np.flatnonzero(where & np.isin(self.codes, of)).tolist()
         for place in opened:
-            told = [one[place].item() if isinstance(one, np.ndarray) else one for one in args]
-            self.codes[place], self.reasons[place] = OPEN, because(code, *told)
+            values = [arg[place].item() if isinstance(arg, np.ndarray) else arg for arg in args]
+            self.codes[place], self.reasons[place] = OPEN, because(code, *values)
             if flag is not None:
                 self.note(place, because(flag))
                 self.flags[place] = (flag,)
@@ -121,14 +121,18 @@ class Judged:
 
     def why(self, place: int) -> Reason:
         """Why a place has its code."""
-        return self.reasons.get(place) or self.found.why(place, str(self._why[place]))
+        return self.reasons.get(place) or self.estimated.why(place, str(self._why[place]))
 
     def numbers(self, place: int) -> tuple[float, tuple[float, float] | None, float | None]:
         """Value, interval, clipped to possible values, and None if it says nothing, and correlation of a place."""
-        definition, found = self.case.requirement.definition, self.found
-        value, told = found.found(place, definition.range_at(self.blank.world_size, "possible"))
-        correlation = None if told is None or np.isnan(found.correlations[place]) else float(found.correlations[place])
-        return value, None if found.say_nothing[place] else told, correlation
+        definition, estimated = self.case.requirement.definition, self.estimated
+        value, interval = estimated.estimate_at(place, definition.range_at(self.blank.world_size, "possible"))
+        correlation = (
+            None
+            if interval is None or np.isnan(estimated.correlations[place])
+            else float(estimated.correlations[place])
+        )
+        return value, None if estimated.say_nothing[place] else interval, correlation
 
     def answer(self, planned: int, missing: Reason | None) -> Answer:
         """One answer for all places, at least one of which is measured unless something is missing.
@@ -153,7 +157,7 @@ class Judged:
             return answer
         if code == FAILED and (missing or not np.isin(codes, (PASSED, FAILED)).all()):
             answer.flags.insert(0, PARTLY_KNOWN)
-        deciding, better = np.flatnonzero(codes == code), self.found.values - requirement.bound
+        deciding, better = np.flatnonzero(codes == code), self.estimated.values - requirement.bound
         margins = np.nan_to_num(-better if requirement.definition.upper_bound else better, nan=-np.inf)
         worst, at = int(deciding[margins[deciding].argmin()]), dict.fromkeys(deciding.tolist())
         name, noun, why = self.places[worst].name, self.places[worst].noun, self.why(worst)
@@ -164,7 +168,7 @@ class Judged:
         elif planned > 1:
             others = tuple(self.places[one].name for one in at if one != worst)
             why = because("one-of", name, planned, noun, why, answer.outcome, others)
-        answer.reasons, answer.place, answer.rounds = [why], name, int(self.found.rounds[codes != ABSENT].min())
+        answer.reasons, answer.place, answer.rounds = [why], name, int(self.estimated.rounds[codes != ABSENT].min())
         if code != IMPOSSIBLE:
             answer.value, answer.interval, answer.correlation = self.numbers(worst)
         answer.remarks = [
@@ -210,13 +214,13 @@ ANY = (PASSED, OPEN, FAILED)
 
 def missing_rounds(judged: Judged) -> None:
     """Rounds are incomplete: those may be the ones that would have failed."""
-    rounds, due = judged.values.rounds(), judged.due
-    judged.open(rounds < due, "incomplete-rounds", rounds, due)
+    rounds, rounds_due = judged.values.rounds(), judged.rounds_due
+    judged.open(rounds < rounds_due, "incomplete-rounds", rounds, rounds_due)
 
 
 def plausibility(judged: Judged) -> None:
     """The value is not credible, such as an efficiency far above 1, or more than the peak of the hardware."""
-    case, values, is_cpu = judged.case, judged.found.values, judged.evidence.plan.device_type == "cpu"
+    case, values, is_cpu = judged.case, judged.estimated.values, judged.evidence.plan.device_type == "cpu"
     definition = case.requirement.definition
     if isinstance(case, Case):
         least, most = definition.range_at(case.world_size, "credible")
@@ -291,11 +295,11 @@ def stalled_devices(judged: Judged) -> None:
             judged.flags[place] = (PARTLY_KNOWN,)
         else:
             judged.codes[place] = ABSENT
-    told, is_cpu = judged.evidence.telemetry, judged.evidence.plan.device_type == "cpu"
-    seen = np.isin(judged.codes, (PASSED, ABSENT)) & (judged.found.rounds > 0)
+    telemetry, is_cpu = judged.evidence.telemetry, judged.evidence.plan.device_type == "cpu"
+    seen = np.isin(judged.codes, (PASSED, ABSENT)) & (judged.estimated.rounds > 0)
     for place in np.flatnonzero(seen).tolist():
         rounds = judged.rounds(place)
-        windows = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
+        windows = telemetry.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
         culprits = []
         for own in anomalies(windows)["stalled"]:
             watts = float(np.nanmedian(own.mean_power_w)), float(own.power_limit_w[0])

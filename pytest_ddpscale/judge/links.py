@@ -35,14 +35,14 @@ from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, once
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, memoized
 from pytest_ddpscale.run.verdicts import WRONG_DATA
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray, ObjectArray
 
 Hosts: TypeAlias = tuple[str, ...]
 
 
-class Rails(NamedTuple):
+class GpuPairs(NamedTuple):
     """Two ranks of different nodes in a round, (rails,), and all of two nodes together, (pairs,).
 
     Attributes:
@@ -66,8 +66,8 @@ class Rails(NamedTuple):
     stalled: BoolArray
 
 
-@once
-def rails_of(evidence: Evidence) -> Rails:
+@memoized
+def gpu_pairs_of(evidence: Evidence) -> GpuPairs:
     """The measured rails between nodes, round by round."""
     measured = next(evidence.columns.of_study(PAIRS), NO_ROUNDS)
     steps_s, who = measured.reading(STEP_S), measured.ranks
@@ -87,7 +87,7 @@ def rails_of(evidence: Evidence) -> Rails:
     stalled = np.bincount(of, are_stalled(steps_s)[at].any(axis=1), len(pairs)) > 0
     least = np.full(len(pairs), np.inf)
     np.minimum.at(least, of, gbps)
-    return Rails(who.rank_places, hosts, ends, gbps, of, pairs, least, stalled)
+    return GpuPairs(who.rank_places, hosts, ends, gbps, of, pairs, least, stalled)
 
 
 def name_slow_node_pairs(answer: Answer, evidence: Evidence, explained: Sequence[Hosts] = ()) -> None:
@@ -96,15 +96,15 @@ def name_slow_node_pairs(answer: Answer, evidence: Evidence, explained: Sequence
     Links of a host that is certainly blamed for slow computation are not accused. If it is known between which hosts
     communication is slow, nodes and links that explain none of that are left out.
     """
-    faults = slow_links(evidence, frozenset(one.host for one in answer.culprits if one.is_certain))
-    faults = [one for one in faults if not explained or any(map(set(one.hosts).issubset, explained))]
+    faults = slow_links(evidence, frozenset(culprit.host for culprit in answer.culprits if culprit.is_certain))
+    faults = [culprit for culprit in faults if not explained or any(map(set(culprit.hosts).issubset, explained))]
     if faults:
         answer.reasons.append(_slow_at(faults))
         answer.culprits += faults
 
 
 def _slow_at(faults: Sequence[Culprit]) -> Reason:
-    return because("slow-at", tuple(because("slow-between", one.hosts, one.because) for one in faults[:2]))
+    return because("slow-at", tuple(because("slow-between", culprit.hosts, culprit.because) for culprit in faults[:2]))
 
 
 def fail_by_pairs(answer: Answer, probe: Arm, evidence: Evidence) -> None:
@@ -112,18 +112,18 @@ def fail_by_pairs(answer: Answer, probe: Arm, evidence: Evidence) -> None:
 
     Of fewer than `FEWEST_PEERS` nodes it only keeps the run from being accepted, and on CPUs.
     """
-    faults, plan = [one for one in slow_links(evidence) if one.is_certain], evidence.plan
+    faults, plan = [culprit for culprit in slow_links(evidence) if culprit.is_certain], evidence.plan
     if probe.operation.kind != "send-recv" or probe.world_size < plan.layout.world_size or plan.device_type == "cpu":
         return
-    if not faults or len(rails_of(evidence).hosts) < FEWEST_PEERS or answer.value is None:
+    if not faults or len(gpu_pairs_of(evidence).hosts) < FEWEST_PEERS or answer.value is None:
         return
     if answer.outcome != "failed":
         answer.say("failed", _slow_at(faults))
-    answer.blank, known = replace(answer.blank, severity="fail"), {one.identity for one in answer.culprits}
-    answer.culprits = [*(one for one in faults if one.identity not in known), *answer.culprits]
+    answer.blank, known = replace(answer.blank, severity="fail"), {culprit.identity for culprit in answer.culprits}
+    answer.culprits = [*(culprit for culprit in faults if culprit.identity not in known), *answer.culprits]
 
 
-@once
+@memoized
 def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> list[Culprit]:
     """Nodes and links that communicate slowly: slow nodes before slow links, slowest first, then stalls.
 
@@ -131,14 +131,14 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> lis
     ignored, because that explains them. No node is certain where half are slow: two of four may be alone on their
     switches, which share few uplinks.
     """
-    rails = rails_of(evidence)
+    rails = gpu_pairs_of(evidence)
     hosts, nodes, gbps, stalled = rails.hosts, rails.pairs[:, :2], rails.least_gbps, rails.stalled
     results = [
-        PairResult(number, (one, other), *told)
-        for (one, other, number), *told in zip(rails.pairs.tolist(), gbps.tolist(), stalled.tolist(), strict=True)
+        PairResult(number, (one, other), *measured)
+        for (one, other, number), *measured in zip(rails.pairs.tolist(), gbps.tolist(), stalled.tolist(), strict=True)
         if excused.isdisjoint(hosts[[one, other]])
     ]
-    standings, found = Standings(results, SLOW_SHARES[evidence.plan.device_type]), list[Culprit]()
+    standings, culprits = Standings(results, SLOW_SHARES[evidence.plan.device_type]), list[Culprit]()
     if len(standings.suspect_nodes) > standings.nodes // 2:
         return []
     is_good, line = np.isin(nodes, [*standings.good]), standings.slow_below_gbps
@@ -156,13 +156,13 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> lis
         typical, usual = float(np.median(gbps[mine])), float(np.median(gbps[gbps >= line]))
         why = because("slow-pairs", typical, usual, int(mine.sum()), ranks)
         is_certain = len(accused) == 2 or 2 * len(standings.suspect_nodes) < standings.nodes
-        found.append(Culprit("link" if len(accused) == 2 else "node", (*ends,), why, is_certain))
-    found.sort(key=lambda one: (one.kind == "link", one.because.args[0], one.hosts))
+        culprits.append(Culprit("link" if len(accused) == 2 else "node", (*ends,), why, is_certain))
+    culprits.sort(key=lambda culprit: (culprit.kind == "link", culprit.because.args[0], culprit.hosts))
     for node in standings.stalls.named:
         own = (nodes == node).any(axis=1)
         why = because("stalls", *(int(pairs.sum()) for side in (own, ~own) for pairs in (stalled[side], side)))
-        found.append(Culprit("node", (Place(hosts[node]),), why, is_certain=False))
-    return found
+        culprits.append(Culprit("node", (Place(hosts[node]),), why, is_certain=False))
+    return culprits
 
 
 def name_probe_culprits(
@@ -209,7 +209,7 @@ def name_probe_culprits(
     for hosts, mine in on_hosts.items():
         failed, where = [i for i in mine if is_failed[i] and are_unlike[i]], tuple(map(Place, hosts))
         if is_between or len(on_hosts) > 1 < len(failed) == len(mine):
-            if failed and not any(set(one.hosts).issubset(hosts) for one in answer.culprits):
+            if failed and not any(set(culprit.hosts).issubset(hosts) for culprit in answer.culprits):
                 where = places[failed[0]].ends if len(failed) == 1 else where
                 culprits.append(Culprit("link" if is_between else "node", where, failure(mine), not is_between))
             continue
@@ -251,46 +251,50 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
     seen = defaultdict[Culprit, set[int]](set)
     for row, column in np.argwhere(probed.wrong).tolist():
         group = probed.present[row] & (probed.groups[row] == probed.groups[row, column])
-        ends, one = (*ranks.rank_places[group],), ranks.rank_places[column]
-        is_within = all(end.host == one.host for end in ends)
-        accused = [Culprit("gpu", (one,), because("wrong-data", did if is_alone else "saw"), is_alone)]
+        ends, place = (*ranks.rank_places[group],), ranks.rank_places[column]
+        is_within = all(end.host == place.host for end in ends)
+        accused = [Culprit("gpu", (place,), because("wrong-data", did if is_alone else "saw"), is_alone)]
         if operation.kind == "send-recv" and len(ends) > 1:  # else the other one is unknown
             accused = [Culprit("link", ends, because("wrong-data", did), is_within)]
-        elif not is_alone and is_within and len(ranks.by_host[one.host]) >= probe.world_size:
-            accused.insert(0, Culprit("node", (Place(one.host),), because("wrong-data", did)))
+        elif not is_alone and is_within and len(ranks.by_host[place.host]) >= probe.world_size:
+            accused.insert(0, Culprit("node", (Place(place.host),), because("wrong-data", did)))
         for culprit in accused:
             seen[culprit].add(int(probed.numbers[row]))
     culprits = dict[tuple[object, ...], Culprit]()
     for culprit, at in seen.items():
-        own = [set(one.places) for one in seen if one.kind == culprit.kind == "link" and one.host == culprit.host]
+        own = [
+            set(earlier.places)
+            for earlier in seen
+            if earlier.kind == culprit.kind == "link" and earlier.host == culprit.host
+        ]
         why = because("wrong-data", *culprit.because.args, len(at), rounds)
         if len(own) > 1 and (shared := set.intersection(*own)):
             culprit, why = Culprit("gpu", (*shared,), why), because("gpu-not-links", len(own))
         if culprit.is_certain or culprit.identity not in culprits:
             culprits[culprit.identity] = replace(culprit, because=why, computed_wrong=True)
-    others = [one for one in answer.culprits if one.identity not in culprits]
-    also = [because("also", one) for one in answer.reasons if answer.outcome in ("failed", "error")]
+    others = [culprit for culprit in answer.culprits if culprit.identity not in culprits]
+    also = [because("also", reason) for reason in answer.reasons if answer.outcome in ("failed", "error")]
     wrong = len(np.unique(probed.numbers[probed.wrong.any(axis=1)]))
     answer.reasons = [because("wrong-data", did, wrong, rounds), *also]
     answer.outcome, answer.culprits = "failed", [*culprits.values(), *others]
     answer.flags.append(WRONG_DATA)
 
 
-def unasked_wrong_data(evidence: Evidence, asked: Collection[str]) -> list[Reason]:
+def unasked_wrong_data(evidence: Evidence, required: Collection[str]) -> list[Reason]:
     """Probes with wrong results on which the run judges nothing: the result counts all the same.
 
     A run measures such probes for the load that node checks need, or was measured with another thresholds file.
 
     Args:
         evidence: of the run.
-        asked: names of the probes that its requirements are about, at each world size (`Arm.name`).
+        required: names of the probes that its requirements are about, at each world size (`Arm.name`).
     """
     return [
         because(
             "unasked-wrong-data",
             probed.arm,
-            tuple(f"{one.number} of {one.host}" for one in probed.ranks.rank_places[probed.wrong.any(axis=0)]),
+            tuple(f"{place.number} of {place.host}" for place in probed.ranks.rank_places[probed.wrong.any(axis=0)]),
         )
         for probed in evidence.probes
-        if probed.arm not in asked and probed.wrong.any()
+        if probed.arm not in required and probed.wrong.any()
     ]

@@ -18,7 +18,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import IMAGES_PER_JOULE, Metric
 from pytest_ddpscale.run.block import STEP_S
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, Columns, once
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, Columns, memoized
 from pytest_ddpscale.util.arrays import FloatArray, IntArray
 
 TERA, GIGA, GIB = 1e12, 1e9, 2**30
@@ -31,7 +31,7 @@ def rounds_begun(columns: Columns, study_id: str) -> set[int]:
     return {number for arm in columns.of_study(study_id) for number in arm.numbers.tolist()}
 
 
-@once
+@memoized
 def merged(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRounds:
     """Complete rounds of all groups of ranks that trained an arm: of each node, or of all of them together.
 
@@ -70,7 +70,7 @@ class Groups:
         return self.merged[-1].of(slice(None), columns[columns >= 0]).there()
 
 
-@once
+@memoized
 def groups(columns: Columns, study_id: str, arms: tuple[Arm, ...], layout: Layout) -> Groups:
     """Complete rounds of arms at the places where they are judged together.
 
@@ -80,21 +80,25 @@ def groups(columns: Columns, study_id: str, arms: tuple[Arm, ...], layout: Layou
     rounds, per_node = [merged(columns, study_id, arm, layout) for arm in arms], layout.ranks_per_node
     if not layout.judged_by_node(arms):
         most = [per_node if layout.fits_node(arm) else layout.world_size for arm in arms]
-        at = [np.flatnonzero(one.ranks.numbers < end)[np.newaxis] for one, end in zip(rounds, most, strict=True)]
+        at = [np.flatnonzero(of_arm.ranks.numbers < end)[np.newaxis] for of_arm, end in zip(rounds, most, strict=True)]
         return Groups((WHOLE,), rounds, at)
     ranks = [arm.ranks for arm in columns.of_study(study_id)]
-    hosts = {int(one.numbers[at[0]]) // per_node: host for one in ranks for host, at in one.by_host.items()}
+    hosts = {
+        int(columns_of_arm.numbers[at[0]]) // per_node: host
+        for columns_of_arm in ranks
+        for host, at in columns_of_arm.by_host.items()
+    }
     nodes, at = sorted(hosts), []
-    for one in rounds:
+    for of_arm in rounds:
         own = np.full((layout.nodes, per_node), -1)
-        own[np.divmod(one.ranks.numbers, per_node)] = np.arange(len(one.ranks))
+        own[np.divmod(of_arm.ranks.numbers, per_node)] = np.arange(len(of_arm.ranks))
         at.append(own[nodes][:, (own >= 0).any(axis=0)])
     return Groups([hosts[node] for node in nodes], rounds, at)
 
 
-def last_round(found: Groups | None) -> int | None:
+def last_round(grouped: Groups | None) -> int | None:
     """Number of the last round of the measured arm; None without any."""
-    return int(found.merged[-1].numbers[-1]) if found and len(found.merged[-1]) else None
+    return int(grouped.merged[-1].numbers[-1]) if grouped and len(grouped.merged[-1]) else None
 
 
 class Arms(NamedTuple):
@@ -126,8 +130,11 @@ class Arms(NamedTuple):
     @property
     def paired(self) -> Arms:
         """The rounds that both arms have: drift affects all arms of a round equally, so they are compared there."""
-        numbers = reduce(np.intersect1d, (one.numbers for one in self.arms))
-        kept = (one if len(one) == len(numbers) else one.of(np.isin(one.numbers, numbers)) for one in self.arms)
+        numbers = reduce(np.intersect1d, (of_arm.numbers for of_arm in self.arms))
+        kept = (
+            of_arm if len(of_arm) == len(numbers) else of_arm.of(np.isin(of_arm.numbers, numbers))
+            for of_arm in self.arms
+        )
         return self._replace(arms=[*kept])
 
 
@@ -229,10 +236,10 @@ def errors_of(metric: Metric, arms: Arms) -> FloatArray:
     squares = np.where(imported & (not is_unknown), 0.0, np.nan)
     is_p95 = metric.name == "step_time_p95"
     own_error = 2.11 if is_p95 else 1.0  # of a normal distribution's, beside that of its mean
-    for one in arms.arms if imported.any() and metric.scale == "factors" else ():
-        slowest = is_p95 | (one.mean_step_s == one.step_s[..., np.newaxis])
-        own = one.reading("step_stdev_s") / one.mean_step_s / np.sqrt(np.maximum(one.count, 1))
-        squares += (own_error * one.most(np.where(slowest, own, 0.0))) ** 2
+    for of_arm in arms.arms if imported.any() and metric.scale == "factors" else ():
+        slowest = is_p95 | (of_arm.mean_step_s == of_arm.step_s[..., np.newaxis])
+        own = of_arm.reading("step_stdev_s") / of_arm.mean_step_s / np.sqrt(np.maximum(of_arm.count, 1))
+        squares += (own_error * of_arm.most(np.where(slowest, own, 0.0))) ** 2
     return np.asarray(np.sqrt(np.fmax.reduce(squares, axis=0, initial=np.nan)))
 
 

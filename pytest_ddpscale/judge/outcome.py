@@ -76,14 +76,14 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     def stopped(code: str, *args: Any, cause: CauseId = "run-not-accepted") -> tuple[RunOutcome, Reason, CauseId]:
         return "incomplete", because(code, *args), cause
 
-    for what, of in (
+    for kind, of in (
         ("failed", ["failed"]),
         ("not measured", ["error", "not_measured"]),
         ("undecided", ["inconclusive"]),
     ):
-        if found := tuple(v.id for v in blocking if v.outcome in of):
-            why = because("unmet", judged, what, found)
-            return "rejected" if what == "failed" else "incomplete", why, "run-not-accepted"
+        if ids := tuple(v.id for v in blocking if v.outcome in of):
+            why = because("unmet", judged, kind, ids)
+            return "rejected" if kind == "failed" else "incomplete", why, "run-not-accepted"
     if run.interrupted:
         return stopped("interrupted-after", judged, run.required)
     if not verdicts:
@@ -119,7 +119,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
         first = why_lost.splitlines()[0] if isinstance(why_lost, str) else why_lost
         return stopped("lost-host", met, host, first, cause="lost-node")
     if run.spoiled:
-        return stopped("spoiled", ", ".join(one.name for one in run.spoiled), cause="test-failed")
+        return stopped("spoiled", ", ".join(blocker.name for blocker in run.spoiled), cause="test-failed")
     if absent := tuple(coverage.nodes_absent):
         return stopped("nodes-absent", met, absent, coverage.node_count, cause="not-measured")
     if run.slow_links:
@@ -135,7 +135,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     missing, why_missing = coverage.paths_planned - len(coverage.paths), coverage.why_paths_are_missing
     if missing > 0 or why_missing:  # or slow pairs were not measured again
         return stopped("pairs-missing", met, max(missing, 0), coverage.paths_planned, why_missing)
-    if rerouted := tuple(one.args[0] for one in run.variables if one.args[3:] == ("reroutes", "")):
+    if rerouted := tuple(reason.args[0] for reason in run.variables if reason.args[3:] == ("reroutes", "")):
         return "partial", because("rerouted", met, rerouted), "run-not-accepted"
     return "accepted_with_waivers" if waived else "accepted", met, "run-not-accepted"
 
@@ -202,15 +202,19 @@ def uniform_loss(
     None if no requirement that would show the loss passed, or if any shows such a loss. `judge_at` judges the
     requirement with an id again, at another confidence.
     """
-    shown = [one for one in verdicts if one.shows_uniform_loss]
-    if any(one.is_uniform_loss for one in shown):
+    shown = [verdict for verdict in verdicts if verdict.shows_uniform_loss]
+    if any(verdict.is_uniform_loss for verdict in shown):
         return None
-    shown.sort(key=lambda one: (one.metric == THROUGHPUT_PER_GPU.name, one.world_size))
-    chosen = {one.workload: one for one in shown}
+    shown.sort(key=lambda verdict: (verdict.metric == THROUGHPUT_PER_GPU.name, verdict.world_size))
+    chosen = {verdict.workload: verdict for verdict in shown}
     together = 1 - (1 - confidence) / max(len(chosen), 1)
-    again = [judge_at(one.id, together) for one in chosen.values() if one.passed]
+    again = [judge_at(verdict.id, together) for verdict in chosen.values() if verdict.passed]
     # Distance from the reference down to the lower limit, relative to the reference.
-    losses = {one.id: max(0.0, 1 - one.interval[0] / one.published) for one in again if one.interval and one.published}
+    losses = {
+        verdict.id: max(0.0, 1 - verdict.interval[0] / verdict.published)
+        for verdict in again
+        if verdict.interval and verdict.published
+    }
     if not losses:
         return None
     name = min(losses, key=losses.__getitem__)
@@ -236,9 +240,9 @@ def remark_on_unseen_loss(
         `LARGEST_UNREMARKED` of the speed, and for a run that judges no training, or only that ranks are alike, as a
         nightly check does.
     """
-    asked = [case.requirement.definition for case in training_cases(selected)]
+    metrics = [case.requirement.definition for case in training_cases(selected)]
     if device_type == "cpu" or all(
-        one.compares_results or one.reads_own_pace or one.measured == "infer" for one in asked
+        metric.compares_results or metric.reads_own_pace or metric.measured == "infer" for metric in metrics
     ):
         return None
     speeds = [
@@ -248,8 +252,10 @@ def remark_on_unseen_loss(
         and case.requirement.severity == "fail"
         and not case.missing
     ]
-    faults = [(one.smallest_fault, one) for one in speeds if one.smallest_fault is not None]
-    if any(round(fault, 6) < LARGEST_UNREMARKED for fault, one in faults if not one.provisional):
+    faults = [
+        (requirement.smallest_fault, requirement) for requirement in speeds if requirement.smallest_fault is not None
+    ]
+    if any(round(fault, 6) < LARGEST_UNREMARKED for fault, requirement in faults if not requirement.provisional):
         return None
     smallest = min((fault for fault, _ in faults), default=None)
     return because("unseen-loss", smallest, bool(speeds))

@@ -101,19 +101,19 @@ def compare(times_s: FloatArray, limit: float, labels: IntArray | int = 0, looks
         others[:, alike] = (~np.isnan(times_s[:, alike])).sum(axis=1, keepdims=True) - 1
     logs = np.log(times_s / base)
     rounds: IntArray = (~np.isnan(logs)).sum(axis=0)
-    told, averages = rounds >= MINIMUM_ROUNDS, np.full((4, len(rounds)), np.nan)
+    is_enough, averages = rounds >= MINIMUM_ROUNDS, np.full((4, len(rounds)), np.nan)
     peers = np.min(others, axis=0, where=~np.isnan(logs), initial=len(labels))
-    if told.any():
-        own = logs[:, told]
+    if is_enough.any():
+        own = logs[:, is_enough]
         values, reaches = averages_of(own, looks)
         drifts, gone_on = find_drifts(np.where(np.isnan(own), values, own).T, _NEGLIGIBLE_DRIFT)
         to = np.where(np.isnan(drifts), values, gone_on)
         ends = np.minimum(values - reaches, to), np.maximum(values + reaches, to)
-        averages[:, told] = np.exp([values, *ends, np.nanmean(own, axis=0)])
+        averages[:, is_enough] = np.exp([values, *ends, np.nanmean(own, axis=0)])
     (ratio, low, high, mean), line = averages, 1 + limit
     beyond = ((low > line) & (peers >= FEWEST_PEERS)) | ((low > line + limit) & (peers >= FEWEST_PEERS_OF_FAR))
     within = (high < line) & (mean < line) & (peers >= FEWEST_PEERS_OF_FAR)
-    return Compared(np.where(told, logs, np.nan), ratio, low, high, peers, rounds, beyond, within)
+    return Compared(np.where(is_enough, logs, np.nan), ratio, low, high, peers, rounds, beyond, within)
 
 
 def medians_of_others(values: FloatArray) -> FloatArray:
@@ -204,8 +204,8 @@ class Slow(NamedTuple):
 
 def of_enough_rounds(times_s: FloatArray) -> FloatArray:
     """The times, NaN for places with a peer in fewer than `MINIMUM_ROUNDS` rounds, (rounds, places)."""
-    there = ~np.isnan(times_s)
-    beside = there & (there.sum(axis=1, keepdims=True) > 1)
+    present = ~np.isnan(times_s)
+    beside = present & (present.sum(axis=1, keepdims=True) > 1)
     return np.where(beside.sum(axis=0) >= MINIMUM_ROUNDS, times_s, np.nan)
 
 
@@ -225,10 +225,10 @@ def find_slow(times_s: FloatArray, compared: Compared, limit: float) -> Slow:
         windows.append((compare(times_s[half:], limit, looks=2), got_slower))
     are_slow = find_slow_at_times(compared, limit)
     are_certain = are_slow & (compared.peers >= FEWEST_PEERS_OF_FAR)
-    for found, where in windows:
-        is_norm = 2 * (found.low > 1).sum() > (~np.isnan(found.low)).sum()  # what most do is the norm
-        few = (found.peers < FEWEST_PEERS) & (found.low > 1 + limit) & (not is_norm)
-        are_slow, are_certain = are_slow | (where & (found.beyond | few)), are_certain | (where & found.beyond)
+    for part, where in windows:
+        is_norm = 2 * (part.low > 1).sum() > (~np.isnan(part.low)).sum()  # what most do is the norm
+        few = (part.peers < FEWEST_PEERS) & (part.low > 1 + limit) & (not is_norm)
+        are_slow, are_certain = are_slow | (where & (part.beyond | few)), are_certain | (where & part.beyond)
     return _described(logs, np.flatnonzero(are_slow), are_certain, compared.peers, line)
 
 
@@ -241,9 +241,9 @@ def _described(logs: FloatArray, at: IntArray, are_certain: BoolArray, peers: In
     """
     at = at[np.argsort(-median_over_rounds(logs[:, at]), kind="stable")]
     own = logs[:, at]
-    are_slow, there = own > line / 2, ~np.isnan(own)
-    times, rounds = are_slow.sum(axis=0), there.sum(axis=0)
-    are_late = np.cumsum(there[::-1], axis=0)[::-1] <= times  # as many of the last rounds
+    are_slow, present = own > line / 2, ~np.isnan(own)
+    times, rounds = are_slow.sum(axis=0), present.sum(axis=0)
+    are_late = np.cumsum(present[::-1], axis=0)[::-1] <= times  # as many of the last rounds
     return Slow(
         at, are_certain[at], np.exp(median_over_rounds(own)), np.exp(np.nanmean(own, axis=0)),
         np.exp(median_over_rounds(np.where(are_slow, own, np.nan))), peers[at], times, rounds,
@@ -262,12 +262,12 @@ def find_slow_at_times(compared: Compared, limit: float) -> BoolArray:
     is_slow, rounds = logs > line, (~np.isnan(logs)).sum(axis=0)
     times, far = is_slow.sum(axis=0), median_over_rounds(np.where(is_slow, logs, np.nan)) >= _FAR * line
     by_chance = (1 + times.sum() - times) / (1 + rounds.sum() - rounds)
-    found: BoolArray = far & (times >= _AT_TIMES * rounds) & (times >= _FEWEST_TIMES) & (times < MOSTLY * rounds)
-    for i in np.flatnonzero(found).tolist():
+    are_odd: BoolArray = far & (times >= _AT_TIMES * rounds) & (times >= _FEWEST_TIMES) & (times < MOSTLY * rounds)
+    for i in np.flatnonzero(are_odd).tolist():
         n, p = int(rounds[i]), float(by_chance[i])
         tail = math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(int(times[i]), n + 1))
-        found[i] = tail <= _CHANCE / np.count_nonzero(rounds)
-    return found
+        are_odd[i] = tail <= _CHANCE / np.count_nonzero(rounds)
+    return are_odd
 
 
 def find_groups(times_s: FloatArray, limit: float) -> Slow:

@@ -44,17 +44,17 @@ from pytest_ddpscale.run.block import FORWARD_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, as_slice, once
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, as_slice, memoized
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray
 
 # For a thresholds file that says nothing of peers, or does not compare them: what fails names somebody all the same.
-UNLESS_TOLD: Mapping[DeviceType, float] = {"cuda": 0.05, "cpu": 1.0}
+USUAL_LIMIT: Mapping[DeviceType, float] = {"cuda": 0.05, "cpu": 1.0}
 _LEAST_BUSY = 0.01  # utilization that is compared as that; 0 has no ratio
 
 
-@once
+@memoized
 def columns_in(ranks: RankColumns, others: RankColumns) -> IntArray:
     """Column of the same device, by host and local rank, for each of the others; -1 without any, (others,)."""
     columns = {place: number for number, place in enumerate(ranks.places)}
@@ -100,8 +100,8 @@ def arms_read(question: Question, study: Study) -> list[Arm]:
 
     On a small CPU workload intervals of forward passes are ten times as wide.
     """
-    each = [arm for arm in study.arms if arm.kind == "each" and arm.world_size >= question.world_size]
-    return each[-1:] if question.metric.reads_own_pace and each else question.arms
+    together = [arm for arm in study.arms if arm.kind == "each" and arm.world_size >= question.world_size]
+    return together[-1:] if question.metric.reads_own_pace and together else question.arms
 
 
 def pace_arms(study: Study) -> list[Arm]:
@@ -123,11 +123,11 @@ def study_before(study: Study, studies: Sequence[Study]) -> Study | None:
     return None
 
 
-def _rounds_told(pace: ArmRounds) -> int:
+def _rounds_shown(pace: ArmRounds) -> int:
     return int((~np.isnan(own_pace_s(pace))).any(axis=1).sum())
 
 
-@once
+@memoized
 def own_pace_of(evidence: Evidence, study: Study, last: int | None = None) -> ArmRounds | None:
     """The largest arm of a study with enough forward passes, or any; None if they were not read, as of compiled models.
 
@@ -140,15 +140,15 @@ def own_pace_of(evidence: Evidence, study: Study, last: int | None = None) -> Ar
     # Larger arms have fewer rounds if a node was lost.
     arms = [(least, arm) for least in (MINIMUM_ROUNDS, 1) for arm in pace_arms(study)]
     paces = ((least, pace_in(study, arm, evidence, last)) for least, arm in arms)
-    return next((pace for least, pace in paces if _rounds_told(pace) >= least), None)
+    return next((pace for least, pace in paces if _rounds_shown(pace) >= least), None)
 
 
 def limit_of(evidence: Evidence, limit: float | None) -> float:
     """The limit of peers, or without any that for devices of this type."""
-    return UNLESS_TOLD[evidence.plan.device_type] if limit is None else limit
+    return USUAL_LIMIT[evidence.plan.device_type] if limit is None else limit
 
 
-@once
+@memoized
 def slow_ranks(evidence: Evidence, study: Study, limit: float | None) -> tuple[ArmRounds, Slow]:
     """The rounds by whose own paces ranks are compared, and the slow ones of these.
 
@@ -158,61 +158,61 @@ def slow_ranks(evidence: Evidence, study: Study, limit: float | None) -> tuple[A
     Args:
         evidence: of the run.
         study: that is judged.
-        limit: by which a rank may be slower than its peers, 0.05 for 5 %; None for `UNLESS_TOLD`.
+        limit: by which a rank may be slower than its peers, 0.05 for 5 %; None for `USUAL_LIMIT`.
     """
     own, most = own_pace_of(evidence, study), limit_of(evidence, limit)
     alone = [(one, arm) for one in evidence.plan.studies for arm in one.arms if arm.compares_ranks]
-    alone.sort(key=lambda one: (one[1].kind == "each", one[0] == study, one[1].world_size))
+    alone.sort(key=lambda pair: (pair[1].kind == "each", pair[0] == study, pair[1].world_size))
     # Noise may leave open in one study what the forward passes of another show.
-    paces = [own] if own is not None and _rounds_told(own) >= MINIMUM_ROUNDS else []
+    paces = [own] if own is not None and _rounds_shown(own) >= MINIMUM_ROUNDS else []
     if alone and (alone[-1][1].kind == "each" or not paces):
         paces.insert(0, pace_in(*alone[-1], evidence))
-    found = []
+    by_pace = []
     for pace in (*paces, NO_ROUNDS):
         times_s = of_enough_rounds(own_pace_s(pace))
         slow, group = find_slow(times_s, compare(times_s, most), most), find_groups(times_s, most)
         is_group = len(group.at) > len(slow.at) or not group.are_certain.all()
-        found.append((pace, group if is_group else slow))
-    return next((one for one in found if len(one[1].at)), found[0])
+        by_pace.append((pace, group if is_group else slow))
+    return next((pair for pair in by_pace if len(pair[1].at)), by_pace[0])
 
 
 def culprits_of(
-    ranks: RankColumns, found: Slow, which: Index = slice(None), explain: BoolArray | bool = True
+    ranks: RankColumns, stragglers: Slow, which: Index = slice(None), explain: BoolArray | bool = True
 ) -> list[Culprit]:
     """Slow ranks as culprits, certain ones first; a node of several ranks that all are slow in place of these.
 
     Args:
         ranks: of the columns.
-        found: the slow ones.
+        stragglers: the slow ones.
         which: of them are named.
         explain: whether each explains what is missed, (slow,).
     """
-    explain, hosts, node = np.broadcast_to(explain, len(found.at)), [*ranks.by_host], ranks.node[found.at]
+    explain, hosts, node = np.broadcast_to(explain, len(stragglers.at)), [*ranks.by_host], ranks.node[stragglers.at]
     sizes, rows, named = np.bincount(ranks.node), np.arange(len(node))[which], list[Culprit]()
     wholly = np.bincount(node, minlength=len(hosts)) == sizes
     are_whole = wholly & (sizes > 1)
     for of_node in np.unique(node[rows[are_whole[node[rows]]]]).tolist():
         at = node == of_node
-        sure = bool(found.are_certain[at].all() and 2 * wholly.sum() < len(hosts)), bool(explain[at].any())
-        ratio = float(np.median(found.ratio[at]))
+        sure = bool(stragglers.are_certain[at].all() and 2 * wholly.sum() < len(hosts)), bool(explain[at].any())
+        ratio = float(np.median(stragglers.ratio[at]))
         why = because("slow-ranks", int(sizes[of_node]), ratio, *sure)
         named.append(Culprit("node", (Place(hosts[of_node]),), why, all(sure), slowdown=ratio))
-    named.sort(key=lambda one: -(one.slowdown or 0))
+    named.sort(key=lambda culprit: -(culprit.slowdown or 0))
     for row in rows[~are_whole[node[rows]]].tolist():
-        at, is_odd, _, _, *slow, is_always, is_last = (one[row].item() for one in found[:-1])
+        at, is_odd, _, _, *slow, is_always, is_last = (column[row].item() for column in stragglers[:-1])
         sure = is_odd, bool(explain[row])
         why = because("slow-rank", *slow, is_always, is_last, *sure)
         named.append(Culprit("gpu", (ranks.rank_places[at],), why, all(sure), False, *slow))
-    return sorted(named, key=lambda one: not one.is_certain)
+    return sorted(named, key=lambda culprit: not culprit.is_certain)
 
 
-def two_groups(ranks: RankColumns, found: Slow) -> Reason:
+def two_groups(ranks: RankColumns, stragglers: Slow) -> Reason:
     """Hosts of both groups, or numbers of their ranks if a host has some of both, and their distance."""
     for names in (ranks.hosts, ranks.numbers):
-        fast, slow = (tuple(sorted({*names[at].tolist()})) for at in (found.faster, found.at))
+        fast, slow = (tuple(sorted({*names[at].tolist()})) for at in (stragglers.faster, stragglers.at))
         if {*fast}.isdisjoint(slow):
             break
-    return because("two-groups", fast, slow, float(np.median(found.ratio)))
+    return because("two-groups", fast, slow, float(np.median(stragglers.ratio)))
 
 
 def name_slow(
@@ -243,19 +243,19 @@ def name_slow(
             answer.culprits.append(Culprit("gpu", (measured.ranks.rank_places[at],), why))
     if not definition.slowed_by_one_rank:
         return
-    (pace, found), trained = slow_ranks(evidence, study, limit), set(find_rounds().ranks.places)
-    rows = np.flatnonzero([pace.ranks.places[at] in trained for at in found.at.tolist()])
+    (pace, stragglers), trained = slow_ranks(evidence, study, limit), set(find_rounds().ranks.places)
+    rows = np.flatnonzero([pace.ranks.places[at] in trained for at in stragglers.at.tolist()])
     if len(rows):
-        value, slowest = answer.value or math.nan, found.mean[rows].max()
+        value, slowest = answer.value or math.nan, stragglers.mean[rows].max()
         needed = value / (bound or math.nan) if definition.upper_bound else bound / value  # how much faster it must be
         # Without the others the bound must be missed, too; the slowest sets the pace.
-        explain = (found.mean >= needed) & ((found.mean == slowest) | ~(slowest / found.mean >= needed))
+        explain = (stragglers.mean >= needed) & ((stragglers.mean == slowest) | ~(slowest / stragglers.mean >= needed))
         explain = (explain | (evidence.plan.nodes == 1)) & (definition.baseline != "no_sync")
-        answer.culprits = culprits_of(pace.ranks, found, rows, explain)
+        answer.culprits = culprits_of(pace.ranks, stragglers, rows, explain)
         first, *others = answer.culprits
         who = first.place.number if first.kind == "gpu" else "all ranks"
         seen = because("slow-alone", first.kind, who, first.host, len(others), first.because)
-        answer.reasons.append(two_groups(pace.ranks, found) if len(found.faster) else seen)
+        answer.reasons.append(two_groups(pace.ranks, stragglers) if len(stragglers.faster) else seen)
     if definition.communicates and not evidence.plan.layout.judged_by_node(case.question.arms):
         name_slow_node_pairs(answer, evidence)
 
@@ -266,23 +266,24 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
     Whether or not a requirement is missed because of them; devices that verdicts are certain of are left out of the
     first, which are worth a look, but no reason to drain.
     """
-    certain = {one.place.identity for verdict in verdicts for one in verdict.culprits if one.is_certain}
+    certain = {culprit.place.identity for verdict in verdicts for culprit in verdict.culprits if culprit.is_certain}
     studies = evidence.plan.studies
     notes, most = {code: dict[object, Reason]() for code in ("look-at", "slow-at-times")}, limit_of(evidence, limit)
-    for study in [one for one in studies if any(arm.compares_ranks for arm in one.arms)] or studies:
+    for study in [study for study in studies if any(arm.compares_ranks for arm in study.arms)] or studies:
         pace, slow = slow_ranks(evidence, study, limit)
-        found, places = compare(of_enough_rounds(own_pace_s(pace)), most), pace.ranks.rank_places
-        stand_out = (found.low > 1) & (found.ratio >= 1 + WATCHED_SHARE * most)
+        compared, places = compare(of_enough_rounds(own_pace_s(pace)), most), pace.ranks.rank_places
+        stand_out = (compared.low > 1) & (compared.ratio >= 1 + WATCHED_SHARE * most)
         stand_out[slow.at] = False
-        numbers, order = (found.ratio, found.low, found.high, found.peers), np.argsort(-found.ratio, kind="stable")
-        told = [
-            ("look-at", places[at], because("stands-out", *(one[at].item() for one in numbers)))
+        numbers = compared.ratio, compared.low, compared.high, compared.peers
+        order = np.argsort(-compared.ratio, kind="stable")
+        remarks = [
+            ("look-at", places[at], because("stands-out", *(number[at].item() for number in numbers)))
             for at in order[stand_out[order]].tolist()
             if certain.isdisjoint({places[at].identity, Place(places[at].host).identity})
         ]
         changing = culprits_of(pace.ranks, slow, ~slow.are_throughout)
-        told += [("slow-at-times", one.place, one.because) for one in changing]
-        for code, place, why in told:
+        remarks += [("slow-at-times", culprit.place, culprit.because) for culprit in changing]
+        for code, place, why in remarks:
             notes[code].setdefault(place.identity, because("on-host", place.number, place.host, why))
     return [because(code, tuple(whys.values())) for code, whys in notes.items() if whys]
 
@@ -290,7 +291,7 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
 def pace_notes(evidence: Evidence) -> list[Reason]:
     """A remark on each arm without expected readings of forward passes."""
     return [
-        because("no-own-pace", one.blocks, one.arm, one.study, one.rank, one.host, one.reason)
-        for one in evidence.unread
-        if one.reading == FORWARD_S
+        because("no-own-pace", reading.blocks, reading.arm, reading.study, reading.rank, reading.host, reading.reason)
+        for reading in evidence.unread
+        if reading.reading == FORWARD_S
     ]

@@ -79,7 +79,7 @@ WIDEST = 1000.0  # an interval that reaches to so many times its value says noth
 PASSED, OPEN, FAILED, IMPOSSIBLE, ABSENT = 1, 0, -1, -2, -3  # codes of places
 
 
-class Found(NamedTuple):
+class Estimate(NamedTuple):
     """Value and interval from the rounds of one place; None if there are too few rounds for one."""
 
     value: float
@@ -144,7 +144,7 @@ class Estimated(NamedTuple):
         for count in np.unique(self.rounds[with_interval]).tolist():
             rows = np.flatnonzero(with_interval & (self.rounds == count))
             series, lines = to(self.series[rows, :count]), to(bound * FAR ** sides[rows].astype(np.float64))
-            will_last[rows], are_far[rows] = lasts(
+            will_last[rows], are_far[rows] = is_stable(
                 series, self.limit, float(to(bound)), lines, sides[rows], self.confidences[rows]
             )
         is_decided = (good | bad) & will_last
@@ -170,19 +170,19 @@ class Estimated(NamedTuple):
             return because("single-sample" if self.high[row] > self.low[row] else "single-value")
         change = float(self.drifts[row])
         is_factor = self.scale == "factors"
-        told = round(math.expm1(change), 3) if is_factor else float(f"{change:.3g}")  # as it is said
-        return because("drift", told, is_factor, int(self.rounds[row]))
+        shown = round(math.expm1(change), 3) if is_factor else float(f"{change:.3g}")  # as it is said
+        return because("drift", shown, is_factor, int(self.rounds[row]))
 
-    def found(self, row: int, possible: tuple[float, float] = (-math.inf, math.inf)) -> Found:
+    def estimate_at(self, row: int, possible: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
         """One of the series, its interval clipped to possible values and the value, which noise may put beyond."""
-        value, low, high = (float(one[row]) for one in (self.values, self.low, self.high))
+        value, low, high = (float(column[row]) for column in (self.values, self.low, self.high))
         inside = min(max(low, possible[0]), value), max(min(high, possible[1]), value)
-        return Found(value, None if math.isnan(low) else inside)
+        return Estimate(value, None if math.isnan(low) else inside)
 
 
 def estimate(
     samples: FloatArray, scale: Scale, confidence: FloatArray | float, limit: int = 0,
-    errors: FloatArray | float = math.nan, alike: int | None = None, of_launch: FloatArray | float = 0.0,
+    errors: FloatArray | float = math.nan, alike: int | None = None, launch_sd: FloatArray | float = 0.0,
 ) -> Estimated:  # fmt: skip
     """Values and intervals of many series, with fields of `Estimated` as arguments.
 
@@ -195,7 +195,7 @@ def estimate(
         errors: relative standard error of a series that may be a single imported sample, NaN for our own rounds,
             (series,).
         alike: number of series that one verdict rests on: all by default, 1 if each has a verdict of its own.
-        of_launch: half of the interval that differences between launches have by themselves, on the scale of the
+        launch_sd: half of the interval that differences between launches have by themselves, on the scale of the
             estimates, of all or of each, (series,).
     """
     series, missing, by_factors = samples, np.isnan(samples), scale == "factors"
@@ -203,13 +203,13 @@ def estimate(
         series = np.take_along_axis(series, np.argsort(missing, axis=1, kind="stable"), axis=1)
     rounds: IntArray = (~missing).sum(axis=1)
     are_possible = ~(np.isinf(series) | (by_factors & (series <= 0))).any(axis=1)
-    found, back = np.full((5, len(series)), np.nan), np.exp if by_factors else np.asarray
-    confidences, spread = np.full(len(series), confidence), np.broadcast_to(of_launch, len(series))
+    columns, back = np.full((5, len(series)), np.nan), np.exp if by_factors else np.asarray
+    confidences, spread = np.full(len(series), confidence), np.broadcast_to(launch_sd, len(series))
     for count in np.unique(rounds[are_possible & (rounds > 0)]).tolist():
         rows = np.flatnonzero(are_possible & (rounds == count))
         values = series[rows, :count]
         if count < FEWEST_ROUNDS:
-            found[0, rows] = values.mean(axis=1)
+            columns[0, rows] = values.mean(axis=1)
             continue
         logs = np.log(values) if by_factors else values
         negligible = NEGLIGIBLE_DRIFT * (np.ones(len(values)) if by_factors else np.abs(values).max(axis=1))
@@ -223,8 +223,8 @@ def estimate(
         if spread.any():
             low = centres - np.hypot(centres - low, spread[rows])
             high = centres + np.hypot(high - centres, spread[rows])
-        found[:, rows] = back(centres), back(low), back(high), drifts, rho
-    values, low, high, drifts, rho = found
+        columns[:, rows] = back(centres), back(low), back(high), drifts, rho
+    values, low, high, drifts, rho = columns
     # One long sample errs on the scale of logarithms.
     reach = np.where(rounds == 1, errors, np.nan)
     single = np.flatnonzero(~np.isnan(reach))
@@ -234,9 +234,9 @@ def estimate(
     return Estimated(values, low, high, drifts, rho, rounds, series, scale, limit, confidences)
 
 
-def estimate_of(values: npt.ArrayLike, scale: Scale, confidence: float) -> Found:
+def estimate_of(values: npt.ArrayLike, scale: Scale, confidence: float) -> Estimate:
     """`estimate` of one series, in the order of the rounds."""
-    return estimate(np.array([values]), scale, confidence).found(0)
+    return estimate(np.array([values]), scale, confidence).estimate_at(0)
 
 
 def intervals(series: FloatArray, confidences: FloatArray | float) -> FloatArray:
@@ -314,9 +314,9 @@ def lag_one_correlations(series: FloatArray) -> FloatArray:
     rounds, residuals = series.shape[1], fit_lines(series)[3]
     squares = (residuals**2).sum(axis=1)
     # Rounding makes the residuals of a straight line not quite zero.
-    is_told = np.sqrt(squares / rounds) > 1e-12 * np.abs(series).max(axis=1)
+    is_known = np.sqrt(squares / rounds) > 1e-12 * np.abs(series).max(axis=1)
     products = (residuals[:, 1:] * residuals[:, :-1]).sum(axis=1)
-    raw = np.where(is_told, products / np.where(is_told, squares, 1.0), np.nan)
+    raw = np.where(is_known, products / np.where(is_known, squares, 1.0), np.nan)
     return np.asarray(np.clip(raw + (2 + 4 * raw) / rounds, -_LARGEST, _LARGEST))
 
 
@@ -342,7 +342,7 @@ def widening(correlations: FloatArray, rounds: int, alike: int = 1) -> FloatArra
     return np.where(is_known & (highest > least), np.sqrt((1 + rho) / (1 - rho)) / _INFLATION, 1.0)
 
 
-def lasts(
+def is_stable(
     series: FloatArray, limit: int, bound: float, lines: FloatArray, side: IntArray, confidences: FloatArray
 ) -> tuple[BoolArray, BoolArray]:  # fmt: skip
     """Whether verdicts would survive a trend within the noise to the last round, and one odd round.

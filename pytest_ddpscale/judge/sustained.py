@@ -20,7 +20,7 @@ from pytest_ddpscale.plan.study import SUSTAINED_S, Study
 from pytest_ddpscale.run.block import read_steps
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.table import once
+from pytest_ddpscale.run.table import memoized
 from pytest_ddpscale.util.arrays import FloatArray
 
 SLOWER = 0.995
@@ -29,7 +29,7 @@ _MOST_AT_END = 64
 PART_S = 2.0  # each a sample: as long as a block
 
 
-class Stretch(NamedTuple):
+class SustainedLoad(NamedTuple):
     """One group of ranks that trained together.
 
     Attributes:
@@ -57,11 +57,11 @@ class Stretch(NamedTuple):
         return self.ratio < SLOWER
 
 
-@once
-def stretches(evidence: Evidence, study: Study) -> list[Stretch]:
+@memoized
+def sustained_loads(evidence: Evidence, study: Study) -> list[SustainedLoad]:
     """Each group's stretch, the slowest first; none if there was no stretch, or too few rounds to compare it with."""
-    arm, said = study.stretched, evidence.sustained.get(study.id)
-    if arm is None or said is None:
+    arm, record = study.stretched, evidence.sustained.get(study.id)
+    if arm is None or record is None:
         return []
     rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
     columns = {rank: at for at, rank in enumerate(rounds.ranks.numbers.tolist())}
@@ -69,10 +69,10 @@ def stretches(evidence: Evidence, study: Study) -> list[Stretch]:
     of_first = {
         group[0]: frozenset(host[rank] for rank in group if rank in host) for group in evidence.plan.layout.groups(arm)
     }
-    found, ends = [], []
-    for one in said.ranks:
-        parts = _parts(read_steps(one.step_s))
-        if one.rank not in columns or len(parts) < FEWEST_ROUNDS:
+    by_group, ends = [], []
+    for stretch in record.ranks:
+        parts = _parts(read_steps(stretch.step_s))
+        if stretch.rank not in columns or len(parts) < FEWEST_ROUNDS:
             continue
         counts, seconds = parts.T
         times_s, paces = np.cumsum(seconds), arm.batch_size * counts / seconds
@@ -81,18 +81,18 @@ def stretches(evidence: Evidence, study: Study) -> list[Stretch]:
         kept = paces[steady][-last:][-_MOST_AT_END:]
         at_end = np.full(_MOST_AT_END, np.nan)
         at_end[: len(kept)] = kept
-        found.append((columns[one.rank], of_first.get(one.rank, frozenset()), times_s, paces))
+        by_group.append((columns[stretch.rank], of_first.get(stretch.rank, frozenset()), times_s, paces))
         ends.append(at_end)
-    if not found or len(rounds) < FEWEST_ROUNDS:
+    if not by_group or len(rounds) < FEWEST_ROUNDS:
         return []
-    both = np.stack(ends), rounds.per_second[:, [at for at, *_ in found]].T
+    both = np.stack(ends), rounds.per_second[:, [at for at, *_ in by_group]].T
     end, beside = (estimate(some, "factors", _CONFIDENCE, alike=1) for some in both)
     ratios, reaches = end.values / beside.values, [np.log(some.high / some.low) / 2 for some in (end, beside)]
     reach = np.hypot(*reaches)
     return [
-        Stretch(hosts, times_s, paces / beside.values[row], float(ratios[row]), float(reach[row]))
+        SustainedLoad(hosts, times_s, paces / beside.values[row], float(ratios[row]), float(reach[row]))
         for row in np.argsort(ratios, kind="stable").tolist()
-        for _, hosts, times_s, paces in found[row : row + 1]
+        for _, hosts, times_s, paces in by_group[row : row + 1]
         if not np.isnan(reach[row])
     ]
 
@@ -115,10 +115,10 @@ def at_the_end(
 
     1 and 0 of a place that is as fast at the end, and of other questions.
     """
-    found = stretches(evidence, study) if question.metric.name in OF_PACE else []
+    loads = sustained_loads(evidence, study) if question.metric.name in OF_PACE else []
     factors, reaches = np.ones((len(places), 1)), np.zeros(len(places))
     for row, place in enumerate(places):
-        slowest = next((one for one in found if place == WHOLE or place in one.hosts), None)
+        slowest = next((load for load in loads if place == WHOLE or place in load.hosts), None)
         if slowest is not None and slowest.counts:
             factors[row], reaches[row] = slowest.ratio, slowest.reach
     return factors, reaches
@@ -127,11 +127,11 @@ def at_the_end(
 def sustained_notes(evidence: Evidence) -> Iterator[Reason]:
     """What each stretch shows, on the slowest node; or that a planned one shows nothing."""
     for study in evidence.plan.studies:
-        arm, found = study.stretched, stretches(evidence, study)
-        for one in found[:1]:
-            seconds = float(one.times_s[-1])
-            where = "".join(one.hosts) if len(one.hosts) == 1 < evidence.plan.nodes else ""
-            told = study.id, one.ratio, *one.interval, min(SUSTAINED_S, seconds), seconds, one.counts, where
-            yield because("sustained", *told)
-        if arm and not found and (study.id, arm.name) in evidence.columns.arms:
+        arm, loads = study.stretched, sustained_loads(evidence, study)
+        for load in loads[:1]:
+            seconds = float(load.times_s[-1])
+            where = "".join(load.hosts) if len(load.hosts) == 1 < evidence.plan.nodes else ""
+            facts = study.id, load.ratio, *load.interval, min(SUSTAINED_S, seconds), seconds, load.counts, where
+            yield because("sustained", *facts)
+        if arm and not loads and (study.id, arm.name) in evidence.columns.arms:
             yield because("no-stretch", study.id)

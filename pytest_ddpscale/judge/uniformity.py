@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from pytest_ddpscale.judge.answer import Answer
-from pytest_ddpscale.judge.checks import SHARE_OF_ROUNDS, held_down
+from pytest_ddpscale.judge.checks import SHARE_OF_ROUNDS, is_throttled
 from pytest_ddpscale.judge.judged import HOST_BOUND_UTILIZATION, Judged
 from pytest_ddpscale.judge.links import name_probe_culprits
 from pytest_ddpscale.judge.metrics import Arms, last_round
@@ -74,13 +74,13 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, once
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, memoized
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, AgainstSlowest
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 
 
-def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Evidence, due: int) -> None:
+def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Evidence, rounds_due: int) -> None:
     """The answer on the uniformity of GPUs or of nodes.
 
     Args:
@@ -88,7 +88,7 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
         case: a requirement of `reads_own_pace`.
         study: that trained its workload.
         evidence: of the run.
-        due: number of rounds that were begun and timed the arm.
+        rounds_due: number of rounds that were begun and timed the arm.
     """
     arm, layout, limit = arms_read(case.question, study)[-1], evidence.plan.layout, case.requirement.bound - 1
     pace = pace_in(study, arm, evidence)
@@ -100,7 +100,7 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     if np.isnan(times_s).all():
         answer.reasons = [missing if len(pace) else because("no-own-round", arm.name, study.id)]
         return
-    names, noun = [f"{one.number} of {one.host}" for one in ranks.rank_places], ranks.rank_places[0].noun
+    names, noun = [f"{place.number} of {place.host}" for place in ranks.rank_places], ranks.rank_places[0].noun
     counts, is_of_nodes = np.ones(1, np.bool_), case.requirement.definition is NODE_UNIFORMITY
     if is_of_nodes:  # the median of a node whose GPU is missing is another one's
         rounds = (~np.isnan(times_s)).sum(axis=0)
@@ -109,9 +109,9 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
         times_s, names, noun = of_nodes_s(ranks, times_s), [*ranks.by_host], "nodes"
     compared = compare(times_s, limit)
     codes = _answer_on_places(answer, compared, names, noun, None if read == expected else missing, limit, counts)
-    told, beyond = int(compared.rounds[compared.rounds > 0].min(initial=due)), codes == FAILED
-    if answer.outcome in ("passed", "failed") and told < due:
-        answer.say("inconclusive", because("incomplete-rounds", told, due))
+    fewest, beyond = int(compared.rounds[compared.rounds > 0].min(initial=rounds_due)), codes == FAILED
+    if answer.outcome in ("passed", "failed") and fewest < rounds_due:
+        answer.say("inconclusive", because("incomplete-rounds", fewest, rounds_due))
     elif is_of_nodes:
         order, is_minority = np.argsort(-compared.ratio, kind="stable"), bool(2 * beyond.sum() < len(names))
         for at in order[beyond[order]].tolist():
@@ -123,32 +123,35 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
         # Arms that train together go on after this one is decided, and show who is slow from then on, or at times.
         later = (own_pace_of(evidence, study) if arm.kind == "each" else None) or NO_ROUNDS
         later = later.of(later.numbers > pace.numbers[-1])
-        for one in () if is_failed else (pace, later):
-            own_s = of_enough_rounds(own_pace_s(one))
+        for pace_of_arm in () if is_failed else (pace, later):
+            own_s = of_enough_rounds(own_pace_s(pace_of_arm))
             beside = compare(own_s, limit)
-            found = find_slow(own_s, beside, limit)
-            counts = find_slow_at_times(beside, limit)[found.at] | (found.are_certain & (one is later))
-            if counts.any() and (beside.peers[found.at[counts]] >= FEWEST_PEERS_OF_FAR).all():
-                found = found.of(counts)
-                slowest, answer.culprits = one.ranks.rank_places[found.at[0]], culprits_of(one.ranks, found)
+            stragglers = find_slow(own_s, beside, limit)
+            counts = find_slow_at_times(beside, limit)[stragglers.at] | (
+                stragglers.are_certain & (pace_of_arm is later)
+            )
+            if counts.any() and (beside.peers[stragglers.at[counts]] >= FEWEST_PEERS_OF_FAR).all():
+                stragglers = stragglers.of(counts)
+                slowest = pace_of_arm.ranks.rank_places[stragglers.at[0]]
+                answer.culprits = culprits_of(pace_of_arm.ranks, stragglers)
                 answer.place, answer.rounds = f"{slowest.number} of {slowest.host}", int(beside.rounds.min())
-                answer.value, answer.interval = float(found.slowdown[0]), None
-                why = because("gpu-slow-at-times", answer.place, len(found.at) - 1, answer.culprits[0].because)
+                answer.value, answer.interval = float(stragglers.slowdown[0]), None
+                why = because("gpu-slow-at-times", answer.place, len(stragglers.at) - 1, answer.culprits[0].because)
                 answer.say("failed", why)
                 return
         group = find_groups(of_enough_rounds(times_s), limit)
         are_groups = len(group.at) > 0 and bool(answer.outcome != "passed" or np.median(group.ratio) >= 1 + limit)
         if are_groups:
             answer.reasons = [*answer.reasons * (answer.outcome != "passed"), two_groups(ranks, group)]
-        found = find_slow(times_s, compared, limit)
+        stragglers = find_slow(times_s, compared, limit)
         if is_failed:
-            found = found.of(beyond[found.at])._replace(slowdown=found.ratio[beyond[found.at]])
+            stragglers = stragglers.of(beyond[stragglers.at])._replace(slowdown=stragglers.ratio[beyond[stragglers.at]])
         elif are_groups:  # the median of others lies in the larger group, or between both: either may be the normal one
-            answer.outcome, found = "inconclusive", group
+            answer.outcome, stragglers = "inconclusive", group
         else:  # with too few peers to be certain of it
-            found = found.of((compared.low[found.at] > 1 + limit) & (answer.outcome == "inconclusive"))
+            stragglers = stragglers.of((compared.low[stragglers.at] > 1 + limit) & (answer.outcome == "inconclusive"))
         is_minority = is_failed and 2 * max(beyond.sum(), len(group.at)) < len(names)
-        answer.culprits = culprits_of(ranks, found._replace(are_certain=np.full(len(found.at), is_minority)))
+        answer.culprits = culprits_of(ranks, stragglers._replace(are_certain=np.full(len(stragglers.at), is_minority)))
 
 
 def _answer_on_places(
@@ -194,7 +197,7 @@ def _answer_on_places(
 
 
 def answer_probe_uniformity(
-    answer: Answer, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, due: int,
+    answer: Answer, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, rounds_due: int,
     alike: IntArray | None = None,
 ) -> bool:  # fmt: skip
     """The answer on the places of a probe. Returns whether those beyond are a minority of those alike.
@@ -206,37 +209,39 @@ def answer_probe_uniformity(
         case: a requirement of `compares_places`.
         values: of its probe, in the unit of the probe's own metric; larger is faster.
         evidence: of the run.
-        due: number of rounds that were begun and timed the probe.
+        rounds_due: number of rounds that were begun and timed the probe.
         alike: equal numbers for places that should be alike, (places,); by their position on their nodes without it.
     """
     assert case.probe is not None
-    missing, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
-    if missing and not len(there):
+    missing, measured_at = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
+    if missing and not len(measured_at):
         answer.reasons = [missing]
         return False
-    places, bandwidths = [values.places[at] for at in there.tolist()], values.samples[there]
+    places, bandwidths = [values.places[at] for at in measured_at.tolist()], values.samples[measured_at]
     limit, is_memory = case.requirement.bound - 1, KINDS[case.probe.operation.kind].peers == "memory"
     if alike is not None:
-        alike = alike[there]
+        alike = alike[measured_at]
     elif is_memory:
         alike = np.zeros(len(places), np.int64)
     else:
-        ends = [[end.of_rank[1] for end in one.ends] or [0] for one in places]
+        ends = [[end.of_rank[1] for end in place.ends] or [0] for place in places]
         alike = np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
     compared = compare(1 / np.where(bandwidths > 0, bandwidths, np.nan).T, limit, alike)
-    counts, names = compared.rounds >= due, [place.name for place in places]
+    counts, names = compared.rounds >= rounds_due, [place.name for place in places]
     codes = _answer_on_places(answer, compared, names, places[0].noun, missing, limit, counts)
-    if answer.outcome == "inconclusive" and 0 < answer.rounds < due:
-        answer.reasons.append(because("incomplete-rounds", answer.rounds, due))
+    if answer.outcome == "inconclusive" and 0 < answer.rounds < rounds_due:
+        answer.reasons.append(because("incomplete-rounds", answer.rounds, rounds_due))
     if answer.outcome == "failed":
         name_probe_culprits(answer, case.probe, places, codes, np.nanmedian(bandwidths, axis=1), evidence)
     is_minority = bool((2 * np.bincount(alike, compared.beyond) < np.bincount(alike)).all())
     if not is_minority:
-        answer.culprits = [replace(one, is_certain=False) for one in answer.culprits]
+        answer.culprits = [replace(culprit, is_certain=False) for culprit in answer.culprits]
     return is_minority
 
 
-def fail_by_own_node(answer: Answer, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, due: int) -> None:
+def fail_by_own_node(
+    answer: Answer, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, rounds_due: int
+) -> None:
     """Let the answer on host links or pairs fail, whatever its bound, where some are far slower than those alike.
 
     That is for fewer nodes than uniformity needs. It takes twice the limit and `FEWEST_PEERS` on the node, and nobody
@@ -250,24 +255,24 @@ def fail_by_own_node(answer: Answer, case: NodeCase, values: Values[JudgedPlace]
     if limit is None or layout.nodes >= FEWEST_PEERS or not layout.fits_node(probe):
         return
     turns = [layout.groups(probe, turn) for turn in range(layout.turns(probe))]
-    ways = dict[JudgedPlace, list[str]]()  # the cells of the matrix that a place has
+    by_place = dict[JudgedPlace, list[str]]()  # the cells of the matrix that a place has
     for place in values.places:
         cells, ends = evidence.surveys[place.host].connections if place.host in evidence.surveys else {}, {*place.ends}
         names = {f"GPU{end.index}" for end in ends}
-        ways[place] = sorted(cell for pair, cell in cells.items() if names <= {*pair})
+        by_place[place] = sorted(cell for pair, cell in cells.items() if names <= {*pair})
     for place in values.places:
         turn, index = next(turn for turn in turns if place.ranks in turn), [end.index for end in place.ends]
-        beside = sorted(ways[one] for one in ways if one.host == place.host and one.ranks in turn)
-        gpus = evidence.surveys[place.host].gpus if ways[place] else ()
+        beside = sorted(by_place[one] for one in by_place if one.host == place.host and one.ranks in turn)
+        gpus = evidence.surveys[place.host].gpus if by_place[place] else ()
         lanes = [(gpu.pcie_generation_max, gpu.pcie_width) for gpu in gpus if gpu.index in index]
-        keys.append(str((place.host, ways[place], beside, lanes)) if ways[place] else place)
+        keys.append(str((place.host, by_place[place], beside, lanes)) if by_place[place] else place)
     firsts = [keys.index(key) if keys.count(key) > FEWEST_PEERS else at for at, key in enumerate(keys)]
     alike = np.unique(firsts, return_inverse=True)[1]
     own, twice = Answer(answer.blank), replace(case, requirement=replace(case.requirement, bound=1 + 2 * limit))
-    is_minority = answer_probe_uniformity(own, twice, values, evidence, due, alike)
+    is_minority = answer_probe_uniformity(own, twice, values, evidence, rounds_due, alike)
     if own.outcome == "failed" and is_minority and (answer.outcome, answer.blank.severity) != ("failed", "fail"):
         answer.outcome, answer.reasons, answer.blank = "failed", own.reasons, replace(answer.blank, severity="fail")
-        answer.culprits = [replace(one, is_certain=False) for one in own.culprits]
+        answer.culprits = [replace(culprit, is_certain=False) for culprit in own.culprits]
 
 
 MOST_EXCUSED = 0.10  # a limit above it, as on CPUs, is no limit of ordinary spread
@@ -280,13 +285,13 @@ FEWEST_RANKS = 4  # each with three peers
 _OPEN_RULES = ("pace-unknown", "gpu-open", "perhaps-groups", "node-open")  # that further rounds may exclude
 
 
-@once
+@memoized
 def _against_slowest(evidence: Evidence, judged: Judged, study: Study, pace: ArmRounds) -> Values[Any]:
     """Weak scaling against the slowest GPU by the own paces, at the places of its values."""
-    found = judged.groups
-    assert found is not None
-    arms, (of_baseline, at) = Arms(found.arms, judged.blank.world_size).paired, found.columns
-    measured, baseline, ranks = arms.measured, arms.baseline, found.merged[-1].ranks
+    grouped = judged.groups
+    assert grouped is not None
+    arms, (of_baseline, at) = Arms(grouped.arms, judged.blank.world_size).paired, grouped.columns
+    measured, baseline, ranks = arms.measured, arms.baseline, grouped.merged[-1].ranks
     before, rows = study_before(study, evidence.plan.studies), np.searchsorted(pace.numbers, measured.numbers)
     known, earlier = _means_before(pace), own_pace_of(evidence, before) if before else None
     if earlier is not None:  # before the first round that of the study before
@@ -294,7 +299,7 @@ def _against_slowest(evidence: Evidence, judged: Judged, study: Study, pace: Arm
     means, own_s = known[rows][:, columns_in(pace.ranks, ranks)[at]], own_pace_s(measured)
     told_s = np.where(np.isnan(means), np.nan, own_s)
     slowest = np.where(np.isnan(told_s), -np.inf, means).argmax(axis=-1, keepdims=True)
-    turns = np.where(baseline.present, columns_in(ranks, found.merged[0].ranks)[of_baseline], -1)
+    turns = np.where(baseline.present, columns_in(ranks, grouped.merged[0].ranks)[of_baseline], -1)
     is_turn = at == turns.max(axis=-1, initial=-1, keepdims=True)
     of_turn = np.fmax.reduce(own_s, axis=-1, where=is_turn, initial=np.nan)
     factors = np.take_along_axis(told_s, slowest, axis=-1)[..., 0] / of_turn
@@ -313,7 +318,7 @@ def _means_before(pace: ArmRounds) -> FloatArray:
     return np.asarray(total / np.where(count > 0, count, np.nan))
 
 
-def excuse_spread(judged: Judged, study: Study) -> None:
+def allow_for_spread(judged: Judged, study: Study) -> None:
     """Make places that do not pass weak scaling better, open again, or leave them as they are.
 
     A place passes if either interval clears the bound. It fails only if both are clear below it, or if the value
@@ -324,7 +329,8 @@ def excuse_spread(judged: Judged, study: Study) -> None:
         judged: a requirement of training, by the values that are not against the slowest GPU.
         study: that measured it.
     """
-    case, evidence, found, are_bad = judged.case, judged.evidence, judged.found, np.isin(judged.codes, (OPEN, FAILED))
+    case, evidence, estimated = judged.case, judged.evidence, judged.estimated
+    are_bad = np.isin(judged.codes, (OPEN, FAILED))
     limit, nodes_limit = case.peers.computing, case.peers.nodes
     if case.requirement.definition is not WEAK_SCALING_EFFICIENCY or limit is None or not are_bad.any():
         return
@@ -333,14 +339,18 @@ def excuse_spread(judged: Judged, study: Study) -> None:
         return
     own = _against_slowest(evidence, judged, study, whole)
     second = replace(judged, values=own)
-    second.decide(own.estimated(found.confidences, judged.limit))
+    second.decide(own.estimated(estimated.confidences, judged.limit))
     for place in np.flatnonzero(are_bad & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))).tolist():
-        before, (value, interval, _), code = float(found.values[place]), second.numbers(place), int(second.codes[place])
-        what, slowest, behind = (of_each[place].item() for of_each in _shown(evidence, judged, study, own, pace))
-        if not what and code != FAILED and value > before * (1 + limit):
-            what = "excuses-too-much"
-        why, is_open = because(what, limit, nodes_limit), what in _OPEN_RULES
-        if what and not is_open:
+        before, (value, interval, _), code = (
+            float(estimated.values[place]),
+            second.numbers(place),
+            int(second.codes[place]),
+        )
+        reason_code, slowest, behind = (column[place].item() for column in _shown(evidence, judged, study, own, pace))
+        if not reason_code and code != FAILED and value > before * (1 + limit):
+            reason_code = "excuses-too-much"
+        why, is_open = because(reason_code, limit, nodes_limit), reason_code in _OPEN_RULES
+        if reason_code and not is_open:
             if code != FAILED:
                 judged.note(place, because("not-excused", why))
             continue
@@ -359,7 +369,7 @@ def excuse_spread(judged: Judged, study: Study) -> None:
             judged.reasons[place] = because("spread-excused", value, before, slowest, behind, limit)
 
 
-@once
+@memoized
 def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], pace: ArmRounds) -> tuple[Any, ...]:
     """What the forward times, utilization and telemetry of all ranks show of each place, (places,) each.
 
@@ -389,21 +399,25 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
             ratio = np.append(compare(own_pace_s(alone), limit).ratio, np.nan)
             np.fmax.at(most_alone, place, ratio[columns_in(alone.ranks, measured.ranks)[column]])
     lacking = ~np.isnan(judged.values.samples) & np.isnan(own.samples)
-    busy, count = judged.sums(lambda one: one.least(one.reading("utilization")))
+    busy, count = judged.sums(lambda of_arm: of_arm.least(of_arm.reading("utilization")))
     # Of each place alone: spread hides the gap between groups from `find_groups`, which accuses; this only doubts.
     cells = np.full((len(times_s), places, 1 + slot.max(initial=0)), np.nan)
     cells[:, place, slot] = times_s[:, at]
     relative = relative_logs(cells.reshape(-1, cells.shape[2])).reshape(len(cells), -1)
     *_, apart, gap = split_at_gap(median_over_rounds(relative).reshape(cells.shape[1:]))
     may_be_two = (gap >= _GAP_OF_GROUPS * apart) & (apart >= math.log1p(_GROUPS_APART))
-    who = [measured.ranks.places[one] for one in column.tolist()]
-    arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.arm]
-    told = [evidence.telemetry.of_arm(study.id, arm) for arm in arms]
-    is_polled = told[0].throttle_reasons.where(lambda reasons: reasons is not None)
-    polls = Counter(told[0].places[number].of_rank for number in told[0].place[is_polled].tolist())
-    held = {one.places[number].of_rank for one in told for number in np.unique(one.place[held_down(one)])}
+    who = [measured.ranks.places[of_arm] for of_arm in column.tolist()]
+    arms = [*(merged.arm for merged in reversed(judged.groups.merged)), pace.arm]
+    telemetry = [evidence.telemetry.of_arm(study.id, arm) for arm in arms]
+    is_polled = telemetry[0].throttle_reasons.where(lambda reasons: reasons is not None)
+    polls = Counter(telemetry[0].places[number].of_rank for number in telemetry[0].place[is_polled].tolist())
+    held = {
+        of_arm.places[number].of_rank
+        for of_arm in telemetry
+        for number in np.unique(of_arm.place[is_throttled(of_arm)])
+    }
     whole = evidence.columns.arms[study.id, measured.arm]  # with incomplete rounds
-    polled, rounds = np.array([polls[one] for one in who]), whole.present.sum(axis=0)
+    polled, rounds = np.array([polls[of_arm] for of_arm in who]), whole.present.sum(axis=0)
     rounds = rounds[columns_in(whole.ranks, measured.ranks)[column]]
     rules: dict[str, Any] = {
         "pace-not-read": any_of(at < 0),
@@ -421,7 +435,7 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
         "idle-at-times": busy < HOST_BOUND_UTILIZATION * count,
         # While measuring, telemetry is not read.
         "heat-unknown": any_of(polled < SHARE_OF_ROUNDS * rounds) & (not evidence.goes_on),
-        "held-down": any_of([one in held for one in who]),
+        "held-down": any_of([of_arm in held for of_arm in who]),
         "gpu-open": any_of(~compared.within[at]),
         "perhaps-groups": may_be_two | (len(group.at) > 0),
         "node-open": are_nodes & any_of(~(nodes.high[node] < 1 + far)),

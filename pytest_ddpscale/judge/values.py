@@ -57,7 +57,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import JudgedPlace, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, memoized
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.thresholds.cases import Case, cases_of, training_cases
 from pytest_ddpscale.util.arrays import FloatArray, IntArray
@@ -79,7 +79,7 @@ class Values(Generic[P]):
         missing: why a place has nothing, or its utilization only in place of what could not be read.
         broken: why nothing counts, though there may be values: it was not planned, broke or was interrupted; else None.
         errors: relative error of a place that has a single imported sample, else NaN, (places,).
-        of_launch: as of `estimate`.
+        launch_sd: as of `estimate`.
         weights: lengths of what each sample is a share of, (places, rounds); None if all count alike.
     """
 
@@ -90,7 +90,7 @@ class Values(Generic[P]):
     missing: Mapping[P, Reason] = field(default_factory=dict)
     broken: Reason | None = None
     errors: FloatArray | float = math.nan
-    of_launch: FloatArray | float = 0.0
+    launch_sd: FloatArray | float = 0.0
     weights: FloatArray | None = None
 
     def __truediv__(self, constant: float) -> Values[P]:
@@ -109,13 +109,13 @@ class Values(Generic[P]):
     def estimated(self, confidence: FloatArray | float, limit: int = 0) -> Estimated:
         """Values and intervals of all places; the arguments are those of `estimate`."""
         samples = self.samples if self.weights is None else of_all_time(self.samples, self.weights)
-        return estimate(samples, self.scale, confidence, limit, self.errors, of_launch=self.of_launch)
+        return estimate(samples, self.scale, confidence, limit, self.errors, launch_sd=self.launch_sd)
 
 
 _NOTHING: Values[Any] = Values("factors", (), np.zeros(0, np.int64), np.zeros((0, 0)))
 
 
-@once
+@memoized
 def values(evidence: Evidence, question: Question) -> Values[str]:
     """The values of a metric of training, by host if each of several nodes is judged by itself, else of `WHOLE`.
 
@@ -124,12 +124,12 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     study, metric = matching_study(evidence.plan, question), question.metric
     if study is None:
         return replace(_NOTHING, broken=why_no_study(evidence.plan, question))
-    found = groups_of(question, study, evidence)
-    ranks, flops = found.merged[-1].ranks, evidence.flops_per_sample.get(study.id)
+    grouped = groups_of(question, study, evidence)
+    ranks, flops = grouped.merged[-1].ranks, evidence.flops_per_sample.get(study.id)
     slowness: FloatArray | float = 1.0
     if metric.baseline == "alone" and question.world_size > 1:
         # Of the baseline's ranks, if they take turns: among their own host's, or among those compared.
-        last, is_by_node = last_round(found), WHOLE not in found.places
+        last, is_by_node = last_round(grouped), WHOLE not in grouped.places
         own = own_pace_of(evidence, study, last)
         pace = own or slow_ranks(evidence, study, None)[0]
         times_s, beside = own_pace_s(pace), [*pace.ranks.by_host.values()]
@@ -137,12 +137,12 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
         if not is_by_node:
             beside = [np.flatnonzero([host in ranks.by_host for host in pace.ranks.hosts])]
         key = "slowness", study.id, last, is_by_node, tuple(ranks.by_host)
-        factors: FloatArray = evidence.once(key, lambda: np.append(slowness_of(times_s, beside), 1.0))
-        slowness = factors[columns_in(pace.ranks, found.merged[0].ranks)][found.columns[0]]
-    arms = Arms(found.arms, question.world_size, slowness, flops).paired
+        factors: FloatArray = evidence.memoize(key, lambda: np.append(slowness_of(times_s, beside), 1.0))
+        slowness = factors[columns_in(pace.ranks, grouped.merged[0].ranks)][grouped.columns[0]]
+    arms = Arms(grouped.arms, question.world_size, slowness, flops).paired
     if metric.compares_results:
         seeded = numbered(evidence.seeded_checksums(study.id), ranks.numbers.tolist())
-        arms = arms._replace(seeded=seeded[found.columns[-1]])
+        arms = arms._replace(seeded=seeded[grouped.columns[-1]])
     if metric.reads_own_pace:
         # Of the place's slowest GPU, or of the node, with the peers of the whole run, as in `uniformity`.
         pace = pace_in(study, arms_read(question, study)[-1], evidence)
@@ -151,8 +151,8 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
             own_s, columns = of_nodes_s(pace.ranks, own_s), {host: [at] for at, host in enumerate(columns)}
         ratios = own_s / medians_of_others(own_s)
         columns[WHOLE], typical = np.arange(ratios.shape[1]), np.nan_to_num(median_over_rounds(ratios))
-        numbers, samples = pace.numbers, np.full((len(found.places), len(pace)), np.nan)
-        for row, place in enumerate(found.places):
+        numbers, samples = pace.numbers, np.full((len(grouped.places), len(pace)), np.nan)
+        for row, place in enumerate(grouped.places):
             of_place = columns.get(place, ())
             if len(of_place):
                 samples[row] = ratios[:, of_place[typical[of_place].argmax()]]
@@ -162,31 +162,31 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     if metric.reads_utilization:
         lacking |= (np.isnan(arms.measured.reading("utilization")) & arms.measured.present).any(axis=(0, 2))
     for at in np.flatnonzero(lacking).tolist():
-        measured, compared = (found.arms[arm].present[:, at].any() for arm in (-1, 0))
+        measured, compared = (grouped.arms[arm].present[:, at].any() for arm in (-1, 0))
         if not measured:
             why = because("no-round", question.world_size, study.id)
         elif not compared:
             why = because("no-baseline", study.id, question.arms[0].name)
         else:
-            hosts = [*ranks.by_host] if found.places[at] == WHOLE else [found.places[at]]
-            told, unread = evidence.telemetry.of_arm(study.id, question.measured.name, hosts), list[str]()
-            for row, said in enumerate(told.unreadable if metric.reads_utilization else ()):
-                if (cause := said.get("utilization") or said.get("device")) and not unread:
-                    unread = [told.place_of(row).number, told.place_of(row).host, cause]
+            hosts = [*ranks.by_host] if grouped.places[at] == WHOLE else [grouped.places[at]]
+            telemetry, unread = evidence.telemetry.of_arm(study.id, question.measured.name, hosts), list[str]()
+            for row, reasons in enumerate(telemetry.unreadable if metric.reads_utilization else ()):
+                if (cause := reasons.get("utilization") or reasons.get("device")) and not unread:
+                    unread = [telemetry.place_of(row).number, telemetry.place_of(row).host, cause]
             why = because("not-read", metric.name, *unread)
             if not unread and not np.isnan(samples[at]).all():
                 continue
             if unread:  # a GPU that was read may fail by itself
                 known = np.fmin.reduce(arms.measured.reading("utilization")[:, at], axis=-1, initial=np.nan)
                 samples[at] = np.where(np.isnan(samples[at]), known, samples[at])
-        missing[found.places[at]] = why
+        missing[grouped.places[at]] = why
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
     broken = why_broken(study.id, evidence) or (because("one-node") if is_one_node else None)
-    errors, of_launch = errors_of(metric, arms), OF_LAUNCH * (metric.is_rate and evidence.plan.device_type == "cuda")
-    factors, reaches = at_the_end(found.places, question, study, evidence)
-    samples, of_places = samples * factors, np.hypot(of_launch, reaches)
+    errors, launch_sd = errors_of(metric, arms), OF_LAUNCH * (metric.is_rate and evidence.plan.device_type == "cuda")
+    factors, reaches = at_the_end(grouped.places, question, study, evidence)
+    samples, of_places = samples * factors, np.hypot(launch_sd, reaches)
     weights = arms.measured.most(arms.measured.seconds).T if metric.reads_utilization else None
-    return Values(metric.scale, found.places, numbers, samples, missing, broken, errors, of_places, weights)
+    return Values(metric.scale, grouped.places, numbers, samples, missing, broken, errors, of_places, weights)
 
 
 def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:
@@ -207,9 +207,9 @@ def samples_of(question: Question, evidence: Evidence) -> FloatArray:
 
     If each node is judged alone, the worst node's value of each round that all nodes have.
     """
-    found = values(evidence, question)
-    samples = found.samples[found.rounds() > 0]
-    if len(samples) < (1 if WHOLE in found.places else evidence.plan.nodes):
+    measured = values(evidence, question)
+    samples = measured.samples[measured.rounds() > 0]
+    if len(samples) < (1 if WHOLE in measured.places else evidence.plan.nodes):
         return np.zeros(0)
     whole = samples[:, ~np.isnan(samples).any(axis=0)]
     return np.asarray(whole.max(axis=0) if question.metric.upper_bound else whole.min(axis=0))
@@ -228,13 +228,13 @@ def worst_value(question: Question, evidence: Evidence, confidence: float) -> Wo
 
     Its metric needs no number from the thresholds file. None if it was not measured.
     """
-    found, metric = values(evidence, question), question.metric
-    estimated = found.estimated(confidence)
+    measured, metric = values(evidence, question), question.metric
+    estimated = measured.estimated(confidence)
     if np.isnan(estimated.values).all():
         return None
     row = int(np.nanargmax(estimated.values if metric.upper_bound else -estimated.values))
-    value, interval = estimated.found(row, metric.range_at(question.world_size, "possible"))
-    return WorstValue(value, interval, found.places[row])
+    value, interval = estimated.estimate_at(row, metric.range_at(question.world_size, "possible"))
+    return WorstValue(value, interval, measured.places[row])
 
 
 def matching_study(plan: Plan, question: Question) -> Study | None:
@@ -254,7 +254,7 @@ def why_no_study(plan: Plan, question: Question) -> Reason:
     scaling, workload = question.metric.scaling, question.workload
     for near in (study.workload for study in plan.studies if study.scaling == scaling):
         # Probably meant to be the same: equal name, or equal model and precision.
-        models = [(one.family.model, one.precision) for one in (near, workload)]
+        models = [(workload.family.model, workload.precision) for workload in (near, workload)]
         if near.name == workload.name or models[0] == models[1]:
             return because("planned-differently", *_differences(scaling, near, workload))
     return because("not-planned", scaling, workload.name)
@@ -264,7 +264,7 @@ def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[tuple
     """Each field in which the training differs, what was found and what is required."""
     left_out = ("name", "global_batch_size" if scaling == "weak" else "batch_size")
     both = one.differences(other).items()
-    return [(field, str(found), str(required)) for field, (found, required) in both if field not in left_out]
+    return [(field, str(actual), str(required)) for field, (actual, required) in both if field not in left_out]
 
 
 def values_of_probe(probe: Arm, evidence: Evidence) -> Values[JudgedPlace]:
@@ -272,9 +272,9 @@ def values_of_probe(probe: Arm, evidence: Evidence) -> Values[JudgedPlace]:
     study = evidence.plan.probes
     if study is None or probe not in study.arms:
         return replace(_NOTHING, broken=because("not-probed", probe.name))
-    found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
+    measured = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
     of_launch = OF_LAUNCH * (evidence.plan.device_type == "cuda")
-    return replace(found, broken=why_broken(study.id, evidence), of_launch=of_launch)
+    return replace(measured, broken=why_broken(study.id, evidence), launch_sd=of_launch)
 
 
 def probed_values(probed: ArmRounds | None, probe: Arm, layout: Layout) -> Values[JudgedPlace]:
@@ -287,7 +287,7 @@ def probed_values(probed: ArmRounds | None, probe: Arm, layout: Layout) -> Value
     probed, operation = NO_ROUNDS if probed is None else probed, probe.operation
     form = "single device" if operation.is_single_device else operation.kind
     key = form, probe.world_size, layout  # probes of a form have the same places, whatever else they ask
-    places, ends = probed.ranks.once(key, lambda: _places_there(probed.ranks, probe, layout))
+    places, ends = probed.ranks.memoize(key, lambda: _places_there(probed.ranks, probe, layout))
     slack = 0 if operation.message_bytes is None else _ALIGNMENT_BYTES * probe.world_size
     is_asked = np.abs(probed.work - (operation.message_bytes or operation.named_flops or probed.work)) <= slack
     reached = np.where(is_asked, probed.per_second * unit_factor(probe), np.nan)
@@ -317,16 +317,16 @@ def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[Ju
 
 def why_incomplete(probe: Arm, values: Values[JudgedPlace], evidence: Evidence) -> Reason | None:
     """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else None."""
-    there = {values.places[at].ranks: values.places[at].noun for at in np.flatnonzero(values.rounds()).tolist()}
+    measured = {values.places[at].ranks: values.places[at].noun for at in np.flatnonzero(values.rounds()).tolist()}
     if probe.name in evidence.unsupported:
         return because("unsupported", probe.name, evidence.unsupported[probe.name])
-    if not there:
+    if not measured:
         return because("no-round-of", probe.name)
     expected = evidence.plan.layout.groups_of_round(probe)
-    absent = tuple((one[0], one[-1]) for one in expected if one not in there)
+    absent = tuple((ranks[0], ranks[-1]) for ranks in expected if ranks not in measured)
     unseen = sorted(set(evidence.hosts).difference(*(probed.ranks.by_host for probed in evidence.probes)))
-    noun = next(iter(there.values()))
-    return because("places-missing", len(there), len(expected), noun, absent, tuple(unseen)) if absent else None
+    noun = next(iter(measured.values()))
+    return because("places-missing", len(measured), len(expected), noun, absent, tuple(unseen)) if absent else None
 
 
 def unit_factor(probe: Arm) -> float:
@@ -399,7 +399,7 @@ def own_values(evidence: Evidence) -> Iterator[OwnValues]:
     """Per device its throughput alone and beside all others, without communication, and per node that under DDP; then
     probes within nodes, without rounds that had a wrong result. Studies that broke have none."""
     plan, throughput = evidence.plan, THROUGHPUT_PER_GPU
-    of_launch = OF_LAUNCH * (plan.device_type == "cuda")
+    launch_sd = OF_LAUNCH * (plan.device_type == "cuda")
     for study in plan.studies:
         for arm in study.arms if study.id not in evidence.errors else ():
             measured = evidence.columns.arms.get((study.id, arm.name))
@@ -410,56 +410,60 @@ def own_values(evidence: Evidence) -> Iterator[OwnValues]:
                 places = [JudgedPlace("gpu", (), place.host, (place,)) for place in measured.ranks.rank_places]
                 samples, numbers = measured.per_second.T, measured.numbers
             elif arm.kind == "ddp" and plan.layout.fits_node(arm):
-                found = groups(evidence.columns, study.id, (arm,), plan.layout)
-                hosts = [*found.merged[0].ranks.by_host] if WHOLE in found.places else found.places
+                grouped = groups(evidence.columns, study.id, (arm,), plan.layout)
+                hosts = [*grouped.merged[0].ranks.by_host] if WHOLE in grouped.places else grouped.places
                 places = [JudgedPlace("node", (), host) for host in hosts]
-                samples, numbers = found.arms[0].samples_per_s_per_gpu.T[: len(hosts)], found.arms[0].numbers
+                samples, numbers = grouped.arms[0].samples_per_s_per_gpu.T[: len(hosts)], grouped.arms[0].numbers
             else:
                 continue
-            of_arm = Values[JudgedPlace]("factors", places, numbers, samples, of_launch=of_launch)
-            what = throughput, study.workload.name, arm, throughput.unit_of(study.workload.family)
-            yield OwnValues(*what, digest_of(plan, study, arm), of_arm)
+            of_arm = Values[JudgedPlace]("factors", places, numbers, samples, launch_sd=launch_sd)
+            keys = throughput, study.workload.name, arm, throughput.unit_of(study.workload.family)
+            yield OwnValues(*keys, digest_of(plan, study, arm), of_arm)
     for arm in plan.probes.arms if plan.probes and plan.probes.id not in evidence.errors else ():
         if plan.layout.fits_node(arm):
             probed, metric = evidence.probed(arm) or NO_ROUNDS, METRICS[KINDS[arm.operation.kind].metric]
-            of_probe = replace(probed_values(probed.only(~probed.wrong), arm, plan.layout), of_launch=of_launch)
+            of_probe = replace(probed_values(probed.only(~probed.wrong), arm, plan.layout), launch_sd=launch_sd)
             yield OwnValues(metric, arm.kind, arm, metric.unit, digest_of(plan), of_probe)
 
 
 def rows_of(judgement: Judgement, evidence: Evidence) -> Iterator[Row]:
     """All rows of a run: the numbers of the place that decides a requirement are its verdict's own."""
-    asked = dict[str, Case]()
+    cases = dict[str, Case]()
     with suppress(ValueError):  # an earlier version compiled them
-        asked = {case.id: case for case in training_cases(cases_of(judgement.requirements))}
-    for one in judgement.verdicts:
-        what, case = (one.id, one.metric, one.workload, one.world_size, ""), asked.get(one.id)
-        kind, (low, high) = next(iter(one.bound)), one.interval or (None, None)
+        cases = {case.id: case for case in training_cases(cases_of(judgement.requirements))}
+    for verdict in judgement.verdicts:
+        keys, case = (verdict.id, verdict.metric, verdict.workload, verdict.world_size, ""), cases.get(verdict.id)
+        kind, (low, high) = next(iter(verdict.bound)), verdict.interval or (None, None)
         yield Row(
-            *what, one.place, "", None, "", one.value, low, high, one.unit, one.rounds,
-            one.outcome, one.code, one.severity, kind, one.bound_value, judgement.is_blocked_by(one),
+            *keys, verdict.place, "", None, "", verdict.value, low, high, verdict.unit, verdict.rounds, verdict.outcome,
+ verdict.code, verdict.severity, kind, verdict.bound_value, judgement.is_blocked_by(verdict),
         )  # fmt: skip
-        if one.place and case and not case.requirement.definition.reads_own_pace:
+        if verdict.place and case and not case.requirement.definition.reads_own_pace:
             of_nodes = values(evidence, case.question) / case.constant
             places = [JudgedPlace("node", (), host) for host in of_nodes.places]
-            rows = _rows(what, places, of_nodes.estimated(one.confidence), one.unit)
-            yield from (row for row in rows if row.place != one.place)
-    confidence = max((one.confidence for one in judgement.verdicts), default=0.95)
+            rows = _rows(keys, places, of_nodes.estimated(verdict.confidence), verdict.unit)
+            yield from (row for row in rows if row.place != verdict.place)
+    confidence = max((verdict.confidence for verdict in judgement.verdicts), default=0.95)
     for own in own_values(evidence):
-        what = "", own.metric.name, own.workload, own.arm.world_size, own.arm.name
-        yield from _rows(what, own.values.places, own.values.estimated(confidence), own.unit, own.measured)
+        keys = "", own.metric.name, own.workload, own.arm.world_size, own.arm.name
+        yield from _rows(keys, own.values.places, own.values.estimated(confidence), own.unit, own.measured)
 
 
 def _rows(
-    what: tuple[str, str, str, int, str], places: Iterable[JudgedPlace], found: Estimated, unit: str, digest: str = ""
+    keys: tuple[str, str, str, int, str],
+    places: Iterable[JudgedPlace],
+    estimated: Estimated,
+    unit: str,
+    digest: str = "",
 ) -> Iterator[Row]:
     """The rows of an arm, one for each place that has a value."""
-    ends = (np.where(found.say_nothing, np.nan, end) for end in (found.low, found.high))
-    cells = np.stack([found.values, *ends], axis=1).astype(object)
+    ends = (np.where(estimated.say_nothing, np.nan, end) for end in (estimated.low, estimated.high))
+    cells = np.stack([estimated.values, *ends], axis=1).astype(object)
     cells[cells != cells] = None  # NaN
-    for at, (value, low, high), rounds in zip(places, cells.tolist(), found.rounds.tolist(), strict=True):
+    for at, (value, low, high), rounds in zip(places, cells.tolist(), estimated.rounds.tolist(), strict=True):
         gpu = at.ends[0] if at.kind == "gpu" else Place(at.host)
         if rounds:
-            yield Row(*what, at.name, at.host, gpu.index, gpu.uuid, value, low, high, unit, rounds, measured=digest)
+            yield Row(*keys, at.name, at.host, gpu.index, gpu.uuid, value, low, high, unit, rounds, measured=digest)
 
 
 def digest_of(plan: Plan, study: Study | None = None, arm: Arm | None = None) -> str:
@@ -467,8 +471,8 @@ def digest_of(plan: Plan, study: Study | None = None, arm: Arm | None = None) ->
 
     On a CPU ranks share a node's cores, idle or not, so their number counts too; it is all that a probe depends on.
     """
-    said: dict[str, Any] = {"ranks_per_cpu": plan.layout.ranks_per_node if plan.device_type == "cpu" else None}
+    data: dict[str, Any] = {"ranks_per_cpu": plan.layout.ranks_per_node if plan.device_type == "cpu" else None}
     if study is not None and arm is not None:
-        workload = {name: one for name, one in study.workload.settings.items() if name not in _NOT_WORK}
-        said |= {"workload": workload | {"batch_size": arm.batch_size}, "block_s": study.block_s}
-    return hashlib.sha256(strict_json(dict(sorted(said.items()))).encode()).hexdigest()[:_DIGEST_DIGITS]
+        workload = {name: setting for name, setting in study.workload.settings.items() if name not in _NOT_WORK}
+        data |= {"workload": workload | {"batch_size": arm.batch_size}, "block_s": study.block_s}
+    return hashlib.sha256(strict_json(dict(sorted(data.items()))).encode()).hexdigest()[:_DIGEST_DIGITS]

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import IO
 
 from pytest_ddpscale.launch.launcher import AgentProcess
-from pytest_ddpscale.node.protocol import STAY_EVERY_S, FileBytes, Joining, News, Order, Stay, decode_news, encode_order
+from pytest_ddpscale.node.protocol import (
+    HEARTBEAT_S,
+    FileBytes,
+    Heartbeat,
+    Joining,
+    News,
+    Order,
+    decode_news,
+    encode_order,
+)
 from pytest_ddpscale.util.masking import masked_text
 from pytest_ddpscale.util.printable import printable
 
@@ -65,7 +74,7 @@ class EndedProcess:
 
 
 class Channel:
-    """Starts the processes that carry agents, reads their messages, and sends `Stay` while this process lives.
+    """Starts the processes that carry agents, reads their messages, and sends `Heartbeat` while this process lives.
 
     It runs in its own thread, because judging a large cluster may keep the supervisor busy for longer than agents wait.
     Other output, such as torchrun's or a scheduler's, goes to the log.
@@ -94,8 +103,8 @@ class Channel:
         self._carriers: list[_Carrier] = []
         _allow_files(len(processes) * _FILES_PER_PROCESS)
         try:
-            for one in processes:
-                self._start(one, environment)
+            for agent in processes:
+                self._start(agent, environment)
         except BaseException:
             for process in self.processes:
                 process.kill()
@@ -127,9 +136,9 @@ class Channel:
         """Processes of single nodes that have ended and whose messages are all available from `messages`."""
         with self._lock:
             return [
-                EndedProcess(one.host, one.process.returncode, tuple(one.lines))
-                for one in self._carriers
-                if one.host and one.is_done
+                EndedProcess(carrier.host, carrier.process.returncode, tuple(carrier.lines))
+                for carrier in self._carriers
+                if carrier.host and carrier.is_done
             ]
 
     @property
@@ -146,11 +155,11 @@ class Channel:
 
     def messages(self) -> list[tuple[News | FileBytes, float]]:
         """Messages of agents since the last call, with arrival times in unix seconds."""
-        found = []
+        news = []
         with contextlib.suppress(queue.Empty):
             while True:
-                found.append(self._messages.get_nowait())
-        return found
+                news.append(self._messages.get_nowait())
+        return news
 
     def say(self, order: Order) -> None:
         """Send an order to all agents, without confirmation."""
@@ -167,16 +176,16 @@ class Channel:
         self._is_given_up = True
         self._thread.join()
 
-    def _start(self, one: AgentProcess, environment: Mapping[str, str]) -> None:
+    def _start(self, agent: AgentProcess, environment: Mapping[str, str]) -> None:
         process = subprocess.Popen(
-            one.command,
+            agent.command,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches only us, and we end the gang in an orderly way
         )
-        carrier = _Carrier(process, one.host)
+        carrier = _Carrier(process, agent.host)
         self._carriers.append(carrier)
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
@@ -186,17 +195,17 @@ class Channel:
             self._selector.register(stream, selectors.EVENT_READ, _Stream(carrier, stream))
 
     def _serve(self) -> None:
-        stay_s = time.monotonic() + STAY_EVERY_S
+        stay_s = time.monotonic() + HEARTBEAT_S
         with self._selector, self._log:
             while not self._is_given_up and not (
-                self._is_closing and not any(one.open_outputs or one.waiting for one in self._carriers)
+                self._is_closing and not any(carrier.open_outputs or carrier.waiting for carrier in self._carriers)
             ):
                 for key, _ in self._selector.select(_POLL_S):
                     self._read(key.data)
                 if time.monotonic() >= stay_s:
-                    stay_s = time.monotonic() + STAY_EVERY_S
+                    stay_s = time.monotonic() + HEARTBEAT_S
                     # To agents that are up; in a scheduler's queue no agent reads, and the pipe would fill up.
-                    self._put(Stay(), [carrier for carrier in self._carriers if carrier.has_spoken])
+                    self._put(Heartbeat(), [carrier for carrier in self._carriers if carrier.has_spoken])
                 self._tell()
             self._close_all()
 
@@ -277,11 +286,11 @@ class _Stream:
     def lines(self, data: bytes) -> list[bytes]:
         """Lines that are now complete; without data, which means the end, also the incomplete last one."""
         *whole, self._rest = (self._rest + data).split(b"\n")
-        found = [line + b"\n" for line in whole]
+        lines = [line + b"\n" for line in whole]
         while len(self._rest) > _MOST_LINE_BYTES or (self._rest and not data):
-            found.append(self._rest[:_MOST_LINE_BYTES])
+            lines.append(self._rest[:_MOST_LINE_BYTES])
             self._rest = self._rest[_MOST_LINE_BYTES:]
-        return found
+        return lines
 
 
 def _opened(log: Path) -> IO[bytes]:

@@ -48,9 +48,9 @@ def worker_environment(
     """
     known, kept = tuple(launchers().values()), dict[str, str]()
     for name, value in environ.items():
-        asked = [one.passes(name) for one in known]
-        is_passed = True in asked or name in _PASSED or name.startswith(_PASSED_PREFIXES)
-        if _is_named(name, pass_env) or (is_passed and not (False in asked or name in _WITHHELD)):
+        passed = [launcher.passes(name) for launcher in known]
+        is_passed = True in passed or name in _PASSED or name.startswith(_PASSED_PREFIXES)
+        if _is_named(name, pass_env) or (is_passed and not (False in passed or name in _WITHHELD)):
             kept[name] = value
     kept.setdefault("OMP_NUM_THREADS", "1")
     kept["PYTHONUNBUFFERED"] = "1"
@@ -79,5 +79,5 @@ def _is_named(name: str, pass_env: Sequence[str]) -> bool:
 
 def launch_here(device_type: DeviceType) -> Launch:
     """A launch on this machine, with the parts of this process's environment that ranks may have."""
-    here = TorchrunLauncher(settings_from({}, {}, {}), os.environ)
-    return Launch(here, worker_environment(os.environ, device_type), device_type=device_type)
+    launcher = TorchrunLauncher(settings_from({}, {}, {}), os.environ)
+    return Launch(launcher, worker_environment(os.environ, device_type), device_type=device_type)

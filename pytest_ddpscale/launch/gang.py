@@ -25,7 +25,7 @@ from pytest_ddpscale.launch.gang_failure import (
 from pytest_ddpscale.launch.gang_state import GangEnd, GangOwner, GangState, Limits
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
-from pytest_ddpscale.node.protocol import RECORDS, FileBytes, Meet, Start, Stop, Task
+from pytest_ddpscale.node.protocol import RECORDS, FileBytes, ResolveAddress, Start, Stop, Task
 from pytest_ddpscale.run.rank_folder import TRACES
 from pytest_ddpscale.run.reason import Why, because
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued
@@ -109,20 +109,20 @@ class Gang:
         if self._refused:
             return GangEnd(None, refused=self._refused)
         given_up = self._launcher.given_up(channel.own_lines)
-        cut_off = [one for one in self._cut_off if one.host in roll.serving]
+        cut_off = [node for node in self._cut_off if node.host in roll.live_agents]
         still_silent = roll.silent_hosts(time.monotonic(), self._limits.silence_s)
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
-        lost = lost or tuple(one.host for one in cut_off)
-        if not given_up and len(lost) > 1 and set(lost) >= roll.serving.keys():
+        lost = lost or tuple(node.host for node in cut_off)
+        if not given_up and len(lost) > 1 and set(lost) >= roll.live_agents.keys():
             lost, why = (), because("all-silent", lost)
         elif lost or why == _LOST:
-            how = because("silent-for", self._limits.silence_s)
+            cause = because("silent-for", self._limits.silence_s)
             if given_up:
-                how = because("given-up", self._launcher.calls_itself)
+                cause = because("given-up", self._launcher.calls_itself)
             elif cut_off:
-                said = next((line for line in reversed(cut_off[0].lines) if line.strip()), "")
-                how = because("cut-off", said or because("exit-code", cut_off[0].exit_code))
-            why = because("nodes-lost", lost or self._silent, how, self._launcher.service)
+                message = next((line for line in reversed(cut_off[0].lines) if line.strip()), "")
+                cause = because("cut-off", message or because("exit-code", cut_off[0].exit_code))
+            why = because("nodes-lost", lost or self._silent, cause, self._launcher.service)
         elif why is None and exit_code is not None and exit_code < 0 and not roll.has_trouble:
             why = describe_killed(self._launcher.program, exit_code)
         elif why == _TROUBLE or (why is None and exit_code != 0):
@@ -131,13 +131,13 @@ class Gang:
             if lost:
                 why = because("nodes-lost", lost, because("silent-to-partners"), self._launcher.service)
         elif why is not None and self._has_started and (roll.ranks or not self._has_recorded):
-            asked = 0 if self._has_recorded else self._task.ranks_per_node  # who has recorded has come up
-            why = because("both", why, describe_standstill(roll, self._unheard, asked), ".")
+            expected = 0 if self._has_recorded else self._task.ranks_per_node  # who has recorded has come up
+            why = because("both", why, describe_standstill(roll, self._unheard, expected), ".")
         looked = tuple(PostMortem(survey=node.post_mortem) for node in roll.in_order if node.post_mortem)
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(
             exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left,
-            rank_ends=rank_ends(roll), oom_kills=sum(said.oom_kills for said in roll.farewells),
+            rank_ends=rank_ends(roll), oom_kills=sum(report.oom_kills for report in roll.final_reports),
             gpu_errors=gpu_errors(roll) or (() if lost or not blames_nobody(roll) else lost_connections(roll)),
         )  # fmt: skip
 
@@ -146,7 +146,7 @@ class Gang:
 
         An agent that is only slow to end its ranks has sent messages since, and its launcher is still running.
         """
-        mute, heard_s = self._roll.serving, self._roll.heard_s
+        mute, heard_s = self._roll.live_agents, self._roll.heard_s
         if len(mute) == len(self._roll.nodes) or not blames_nobody(self._roll):
             return ()
         silence_s = max(min(self._limits.silence_s, FAREWELL_S), MISSED_BEATS * self._task.beat_s)
@@ -158,7 +158,7 @@ class Gang:
 
         After the process that carries agents was killed, they cannot report, and their ranks take seconds to end.
         """
-        silent = self._roll.serving.keys() - set(lost)
+        silent = self._roll.live_agents.keys() - set(lost)
         ends_s = time.monotonic() + STEP_END_S
         while silent and (left := self._launcher.left_behind(self._launch)):
             if time.monotonic() >= ends_s:
@@ -209,7 +209,7 @@ class Gang:
             channel.say(self._task)
             why = self._survey(channel) if self._task.survey else ""
         if not why and self._task.nodes > 1 and channel.poll() is None:
-            why = self._meet(channel)
+            why = self._resolve(channel)
         if why or channel.poll() is not None:
             return why or None
         # A single node chooses its own endpoint.
@@ -241,15 +241,18 @@ class Gang:
         """Why agents of some nodes did not come up, once others have had time to fail too; empty while all may."""
         ended = channel.ended  # read first, so that messages sent before the end are still taken
         self._take_messages(channel)
-        there = {node.host for node in self._roll.nodes.values()}
-        failed = [one for one in ended if one.host not in there]
+        arrived = {node.host for node in self._roll.nodes.values()}
+        failed = [process for process in ended if process.host not in arrived]
         if not failed:
             return ""
         now_s = time.monotonic()
         self._trouble_s = self._trouble_s or now_s
         if now_s - self._trouble_s < COLLECT_S and channel.poll() is None:
             return ""
-        why = {one.host: self._launcher.why_not_up(one.host, one.exit_code, one.lines) for one in failed}
+        why = {
+            process.host: self._launcher.why_not_up(process.host, process.exit_code, process.lines)
+            for process in failed
+        }
         return because("not-up", [*why.items()])
 
     def _odd_version(self) -> Why:
@@ -274,16 +277,16 @@ class Gang:
         self._until(channel, all_answered, self._limits.survey_s)
         if channel.poll() is not None:
             return ""  # `_end` finds the reason
-        self._refused = self._owner.admit(roll.surveyed())
+        self._refused = self._owner.preflight(roll.surveyed())
         return self._refused
 
-    def _meet(self, channel: Channel) -> Why:
+    def _resolve(self, channel: Channel) -> Why:
         """Ask the first node for the ranks' rendezvous. Returns why there is none; empty if there is one."""
         nodes, second = self._roll.nodes, self._roll.nodes[1]
-        channel.say(Meet(second.host, second.addresses))
+        channel.say(ResolveAddress(second.host, second.addresses))
 
         def is_answered() -> bool:
-            self._cut_off = tuple(one for one in channel.ended if one.host in self._roll.serving)
+            self._cut_off = tuple(process for process in channel.ended if process.host in self._roll.live_agents)
             first = nodes[0]
             return bool(first.endpoint or first.endpoint_problem or first.is_last or self._cut_off)
 
@@ -312,21 +315,21 @@ class Gang:
             # Checked before messages are taken, so that those sent in time count even if listeners were busy.
             has_ended = channel.poll() is not None or time.monotonic() >= ends_s
             self._take_messages(channel)
-            if (found := is_over()) or has_ended:
-                return None if has_ended else found
+            if (result := is_over()) or has_ended:
+                return None if has_ended else result
             if notice is not None:
                 self._owner.hear(notice())
             time.sleep(POLL_S)
 
     def _late_nodes(self) -> Why:
         """Why the wait for missing nodes is over; empty while it goes on."""
-        there = [node.host for node in self._roll.nodes.values()]
+        arrived = [node.host for node in self._roll.nodes.values()]
         limit_s = self._limits.startup_s
         since_s = min(self._roll.heard_s.values(), default=self._heard_s)  # from the first node that is up
-        if len(there) >= self._task.nodes or time.monotonic() - since_s < limit_s:
+        if len(arrived) >= self._task.nodes or time.monotonic() - since_s < limit_s:
             return ""
-        missing = [host for host in self._launch.hosts if host not in there]
-        return because("nodes-late", len(there), self._task.nodes, limit_s, missing)
+        missing = [host for host in self._launch.hosts if host not in arrived]
+        return because("nodes-late", len(arrived), self._task.nodes, limit_s, missing)
 
     def _why_ended(self, channel: Channel) -> Why:
         """Pass records on. Returns why the gang has to be ended; empty while it goes on."""
@@ -334,7 +337,7 @@ class Gang:
         self._pass_records_on(channel)
         # Take messages again, because judging the records may take longer than the silence limit.
         self._take_messages(channel)
-        self._cut_off = tuple(one for one in ended if one.host in self._roll.serving)
+        self._cut_off = tuple(process for process in ended if process.host in self._roll.live_agents)
         now_s = time.monotonic()
         if self._roll.has_trouble:
             self._trouble_s = self._trouble_s or now_s

@@ -43,9 +43,9 @@ def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str])
     """
     # A killed torchrun comes first, because its ranks end with it. Aborts come last: NCCL's watchdog aborts ranks that
     # wait for another one, so they explain least.
-    for found in (_torchrun_killed(roll), _killed(roll), _left_early(roll), _failed(roll), _killed(roll, aborted=True)):
-        if found:
-            return found
+    for why in (_torchrun_killed(roll), _killed(roll), _left_early(roll), _failed(roll), _killed(roll, aborted=True)):
+        if why:
+            return why
     if signals := _TORCHRUN_SIGNALLED.findall("\n".join(other_lines)):
         return describe_killed("torchrun", -int(signals[0]))
     lines = _clean(other_lines) or ["(no output)"]
@@ -64,20 +64,20 @@ def blames_nobody(roll: GangState) -> bool:
 def rank_ends(roll: GangState) -> tuple[RankEnd, ...]:
     """Ranks that torchrun saw fail or that were gone before its report, without those that it ended itself."""
     ended = _ended(roll)
-    found: dict[tuple[int, int], RankEnd] = {}
-    for _, one, rank in roll.exits:
-        if (rank.node, one.pid) not in ended:
-            found[rank.node, rank.local_rank] = RankEnd(rank.name, one.exit_code)
-    killed = {said.node for said in _without_torchrun(roll)}
+    ends: dict[tuple[int, int], RankEnd] = {}
+    for _, exit_, rank in roll.exits:
+        if (rank.node, exit_.pid) not in ended:
+            ends[rank.node, rank.local_rank] = RankEnd(rank.name, exit_.exit_code)
+    killed = {report.node for report in _without_torchrun(roll)}
     for rank in roll.gone:
         if (rank.node, rank.pid) not in ended and rank.node not in killed:
-            found.setdefault((rank.node, rank.local_rank), RankEnd(rank.name, None))
-    return tuple(found.values())
+            ends.setdefault((rank.node, rank.local_rank), RankEnd(rank.name, None))
+    return tuple(ends.values())
 
 
 def _ended(roll: GangState) -> set[tuple[int, int]]:
     """Node and pid of ranks that torchrun ended itself."""
-    return {(said.node, pid) for said in roll.farewells for pid in said.ended_pids}
+    return {(report.node, pid) for report in roll.final_reports for pid in report.ended_pids}
 
 
 def describe_killed(launcher: str, exit_code: int) -> Reason:
@@ -138,7 +138,7 @@ def _not_connecting(roll: GangState, ranks: Sequence[RankSeen]) -> list[RankSeen
     """
     late = []
     for rank in ranks:
-        if (words := roll.last_words.get((rank.node, rank.local_rank))) is None:
+        if (words := roll.log_tails.get((rank.node, rank.local_rank))) is None:
             return []
         ends = [line for line in words.nccl if line.endswith(("Init START", "Init COMPLETE"))]
         if not ends or ends[-1].endswith("COMPLETE"):
@@ -148,24 +148,26 @@ def _not_connecting(roll: GangState, ranks: Sequence[RankSeen]) -> list[RankSeen
 
 def _torchrun_killed(roll: GangState) -> Why:
     """Describe a torchrun that was killed; its ranks are not to blame for ending with it."""
-    for said in _without_torchrun(roll):
-        if said.oom_kills and said.code == -int(signal.SIGKILL):
-            return because("torchrun-out-of-memory", said.host)
-        return describe_killed(f"torchrun on {said.host}", said.code)
+    for report in _without_torchrun(roll):
+        if report.oom_kills and report.code == -int(signal.SIGKILL):
+            return because("torchrun-out-of-memory", report.host)
+        return describe_killed(f"torchrun on {report.host}", report.code)
     return ""
 
 
 def _without_torchrun(roll: GangState) -> list[Report]:
     """Agents whose torchrun a signal ended that they did not send; torchrun reports a SIGTERM itself."""
-    return [one for one in roll.farewells if one.code < 0 and one.code != _SIGTERM and not one.was_ended]
+    return [
+        report for report in roll.final_reports if report.code < 0 and report.code != _SIGTERM and not report.was_ended
+    ]
 
 
 def _killed(roll: GangState, *, aborted: bool = False) -> Why:
     """Describe a rank ended by a signal: SIGABRT if `aborted`, else others except SIGTERM, which torchrun sends."""
-    for said, one, rank in roll.exits:
-        code = one.exit_code
+    for report, exit_, rank in roll.exits:
+        code = exit_.exit_code
         if code < 0 and code != _SIGTERM and (code == _SIGABRT) == aborted:
-            oom = said.oom_kills > 0 and code == -9
+            oom = report.oom_kills > 0 and code == -9
             return _quoted(roll, rank, because("rank-killed", rank.name, _signal_name(-code), _place(rank), oom))
     return ""
 
@@ -209,8 +211,8 @@ def _full(roll: GangState, report: Failed, error: Why) -> Why:
     for gpu in survey.gpus if survey else ():
         if gpu.local_rank == report.local_rank:
             held = gpu.processes or ()
-            whose = [because("process", one.pid, one.name) for one in held]
-            gib = (gpu.memory_used_bytes or sum(one.memory_bytes or 0 for one in held)) / 2**30
+            whose = [because("process", process.pid, process.name) for process in held]
+            gib = (gpu.memory_used_bytes or sum(process.memory_bytes or 0 for process in held)) / 2**30
             if whose or gib > 1:
                 return because("memory-in-use", gib, gpu.index, whose, error)
     return error
@@ -232,15 +234,15 @@ def _split_error(message: str) -> list[str]:
 
 def _exited(roll: GangState) -> Why:
     """Describe a rank that ended with an error code and without a report."""
-    for _, one, rank in roll.exits:
-        if one.is_root_cause and one.exit_code > 0:
-            return _quoted(roll, rank, because("rank-exited", rank.name, one.exit_code, _place(rank)))
+    for _, exit_, rank in roll.exits:
+        if exit_.is_root_cause and exit_.exit_code > 0:
+            return _quoted(roll, rank, because("rank-exited", rank.name, exit_.exit_code, _place(rank)))
     return ""
 
 
 def _lost_its_partner(report: Failed) -> bool:
-    said = f"{report.type}: {report.message}"
-    return bool(_PARTNER_IS_GONE.search(said)) and not _OWN_GPU.search(said)
+    message = f"{report.type}: {report.message}"
+    return bool(_PARTNER_IS_GONE.search(message)) and not _OWN_GPU.search(message)
 
 
 def _names(ranks: Sequence[RankSeen]) -> list[str]:
@@ -254,7 +256,7 @@ def _place(rank: RankSeen | Failed) -> Reason:
 def _quoted(roll: GangState, rank: RankSeen, why: Reason, *, is_stuck: bool = False) -> Reason:
     """With the last output of a rank, and of its NCCL if NCCL raised its error or it is stuck, perhaps in a
     collective."""
-    words = roll.last_words.get((rank.node, rank.local_rank))
+    words = roll.log_tails.get((rank.node, rank.local_rank))
     lines = words.lines if words else ()
     shows_nccl = is_stuck or any(map(OF_COLLECTIVES.search, lines))
     return because("quoted", (why,), _clean(lines), _nccl(roll, rank) if shows_nccl else ())
@@ -262,7 +264,7 @@ def _quoted(roll: GangState, rank: RankSeen, why: Reason, *, is_stuck: bool = Fa
 
 def _nccl(roll: GangState, rank: RankSeen | Failed) -> list[str]:
     """The last lines of a rank's NCCL log; empty without NCCL."""
-    words = roll.last_words.get((rank.node, rank.local_rank))
+    words = roll.log_tails.get((rank.node, rank.local_rank))
     return _clean(words.nccl, _NCCL_LINES) if words else []
 
 
@@ -341,11 +343,11 @@ class CudaError(NamedTuple):
 def cuda_error_in(text: str) -> CudaError | None:
     """The first one that a GPU may be at fault for, else the first; None if there is none."""
     errors = []
-    for found in _OWN_ERROR.finditer(text):
-        whose = next(whose for error, whose in _ERRORS.items() if re.fullmatch(error, found[2]))
+    for match in _OWN_ERROR.finditer(text):
+        whose = next(whose for error, whose in _ERRORS.items() if re.fullmatch(error, match[2]))
         cause = "" if whose in (_DEVICE, _PROGRAM) else whose
-        errors.append(CudaError(found[1][-_MOST_CHARACTERS:], whose == _PROGRAM, cause))
-    return min(errors, key=lambda one: bool(one.cause), default=None)
+        errors.append(CudaError(match[1][-_MOST_CHARACTERS:], whose == _PROGRAM, cause))
+    return min(errors, key=lambda error: bool(error.cause), default=None)
 
 
 def gpu_errors(roll: GangState) -> tuple[RankGpuError, ...]:
@@ -353,16 +355,16 @@ def gpu_errors(roll: GangState) -> tuple[RankGpuError, ...]:
 
     NCCL's watchdog aborts a rank whose GPU failed before the rank notices.
     """
-    said: dict[tuple[int, int], tuple[Place, str, Failed | RankSeen]] = {
-        (one.node, one.local_rank): (one.place, one.message, one) for one in roll.failures
+    messages: dict[tuple[int, int], tuple[Place, str, Failed | RankSeen]] = {
+        (failure.node, failure.local_rank): (failure.place, failure.message, failure) for failure in roll.failures
     }
-    for of_node, one, rank in roll.exits:
+    for of_node, exit_, rank in roll.exits:
         key = rank.node, rank.local_rank
-        if one.exit_code != 0 and key not in said and key in roll.last_words:
-            said[key] = Place(of_node.host, rank.local_rank), "\n".join(roll.last_words[key].lines), rank
+        if exit_.exit_code != 0 and key not in messages and key in roll.log_tails:
+            messages[key] = Place(of_node.host, rank.local_rank), "\n".join(roll.log_tails[key].lines), rank
     return tuple(
         RankGpuError(place=place, error=error.text, is_program=error.is_program, study=of.study, arm=of.arm)
-        for _, (place, text, of) in sorted(said.items())
+        for _, (place, text, of) in sorted(messages.items())
         if (error := cuda_error_in(text)) and not error.cause
     )
 
@@ -390,25 +392,25 @@ _KINDS: Mapping[str, str] = {
 def cause_of(report: Failed, roll: GangState) -> str:
     """The cause that a failed collective gives: in words if its kind is known, else its last error."""
     message = report.message
-    if found := _NO_ANSWER.search(message):
-        host = roll.host_at(found[1])
-        peer = f"{host} ({found[1]})" if host else found[1]
-        return f"{peer} did not answer over {found[2] or 'an adapter'} (status 12): look at adapter, cable and switch"
+    if match := _NO_ANSWER.search(message):
+        host = roll.host_at(match[1])
+        peer = f"{host} ({match[1]})" if host else match[1]
+        return f"{peer} did not answer over {match[2] or 'an adapter'} (status 12): look at adapter, cable and switch"
     for pattern, words in _KINDS.items():
-        if found := re.search(pattern, message):
-            return found.expand(words)
+        if match := re.search(pattern, message):
+            return match.expand(words)
     last = _LAST_ERROR.search(message)
-    said = last[1] if last else next((line for line in message.splitlines() if line.strip()), "")
-    said = _SOURCES.sub("", said).strip()
-    return said if len(said) <= _MOST_OF_CAUSE else f"{said[: _MOST_OF_CAUSE - 1]}…"
+    cause = last[1] if last else next((line for line in message.splitlines() if line.strip()), "")
+    cause = _SOURCES.sub("", cause).strip()
+    return cause if len(cause) <= _MOST_OF_CAUSE else f"{cause[: _MOST_OF_CAUSE - 1]}…"
 
 
 def lost_connections(roll: GangState) -> tuple[RankGpuError, ...]:
     """Ranks whose adapter got no answer from another node, each with that node's address."""
     return tuple(
         RankGpuError(
-            place=report.place, error=cause_of(report, roll), study=report.study, arm=report.arm, peer=found[1]
+            place=report.place, error=cause_of(report, roll), study=report.study, arm=report.arm, peer=match[1]
         )
         for report in roll.failures
-        if (found := _NO_ANSWER.search(report.message))
+        if (match := _NO_ANSWER.search(report.message))
     )  # fmt: skip

@@ -63,7 +63,7 @@ class GangState:
         ranks: by node and local rank.
         failures: failure reports of ranks, in order of arrival.
         gone: ranks whose process ended before its work was done, in order of arrival.
-        last_words: last lines of ranks and their NCCL, by node and local rank.
+        log_tails: last lines of ranks and their NCCL, by node and local rank.
         moved_s: when any rank last made progress, on the supervisor's clock; None before.
     """
 
@@ -72,7 +72,7 @@ class GangState:
     ranks: dict[tuple[int, int], RankSeen] = field(default_factory=dict)
     failures: list[Failed] = field(default_factory=list)
     gone: list[Gone] = field(default_factory=list)
-    last_words: dict[tuple[int, int], LastWords] = field(default_factory=dict)
+    log_tails: dict[tuple[int, int], LastWords] = field(default_factory=dict)
     moved_s: float | None = None
 
     def hear(self, news: News, now_s: float) -> None:
@@ -86,10 +86,10 @@ class GangState:
         match news:
             case Report():
                 fields = {name: getattr(news, name) for name in news.__struct_fields__}
-                said = {name: value for name, value in fields.items() if value not in (None, "", ())}
-                self.nodes[news.node] = replace(known, **said)
+                news_fields = {name: value for name, value in fields.items() if value not in (None, "", ())}
+                self.nodes[news.node] = replace(known, **news_fields)
                 if news.words is not None:
-                    self.last_words[news.node, news.words.local_rank] = news.words
+                    self.log_tails[news.node, news.words.local_rank] = news.words
             case Failed():
                 self.failures.append(news)
             case RankSeen():
@@ -103,7 +103,7 @@ class GangState:
     @property
     def has_trouble(self) -> bool:
         """Whether a rank failed or is gone, or torchrun failed on a node."""
-        return bool(self.failures or self.gone) or any(said.code for said in self.farewells)
+        return bool(self.failures or self.gone) or any(report.code for report in self.final_reports)
 
     @property
     def in_order(self) -> list[Report]:
@@ -111,22 +111,22 @@ class GangState:
         return [node for _, node in sorted(self.nodes.items())]
 
     @property
-    def farewells(self) -> list[Report]:
+    def final_reports(self) -> list[Report]:
         """The nodes whose agents have sent their last message, in order."""
         return [node for node in self.in_order if node.is_last]
 
     @property
-    def serving(self) -> dict[str, int]:
+    def live_agents(self) -> dict[str, int]:
         """The other nodes, whose agents serve, with their indices."""
         return {node.host: node.node for node in self.in_order if not node.is_last}
 
     @property
     def exits(self) -> Iterator[tuple[Report, ProcessExit, RankSeen]]:
         """Ended processes: what their node's agent reported last, its entry for a process, and the process's rank."""
-        for said in self.farewells:
-            for one in said.exits:
-                unseen = RankSeen(node=said.node, host=said.host, local_rank=one.local_rank, pid=one.pid)
-                yield said, one, self.ranks.get((said.node, one.local_rank), unseen)
+        for report in self.final_reports:
+            for exit_ in report.exits:
+                unseen = RankSeen(node=report.node, host=report.host, local_rank=exit_.local_rank, pid=exit_.pid)
+                yield report, exit_, self.ranks.get((report.node, exit_.local_rank), unseen)
 
     def surveyed(self) -> list[Survey]:
         """The surveys of all nodes in order."""
@@ -135,8 +135,8 @@ class GangState:
 
     def host_at(self, address: str) -> str:
         """The node with an address; empty if none has it, or several, as a bridge's."""
-        found = [node.host for node in self.nodes.values() if address in node.addresses]
-        return found[0] if len(found) == 1 else ""
+        hosts = [node.host for node in self.nodes.values() if address in node.addresses]
+        return hosts[0] if len(hosts) == 1 else ""
 
     def expect_beats(self, now_s: float) -> None:
         """Start measuring silence now; before this, agents had nothing to send."""
@@ -144,7 +144,7 @@ class GangState:
 
     def silent_hosts(self, now_s: float, silence_s: float) -> list[str]:
         """Nodes silent for longer than `silence_s` whose agents serve."""
-        return [host for host, node in self.serving.items() if now_s - self.heard_s[node] > silence_s]
+        return [host for host, node in self.live_agents.items() if now_s - self.heard_s[node] > silence_s]
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class GangOwner:
         """The time after which no round may start, called once all nodes are up; None for no limit."""
         return None
 
-    def admit(self, surveys: Sequence[Survey]) -> str:
+    def preflight(self, surveys: Sequence[Survey]) -> str:
         """Record the surveys before any rank starts. Returns why no rank may start; empty if they may."""
         return ""
 

@@ -44,12 +44,12 @@ def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
         if not words:
             continue
         name, counted = (match[1], match[2]) if (match := _MPICH.fullmatch(words[0])) else (words[0], None)
-        said = next((found[1] for word in words[1:] if (found := _SLOTS.fullmatch(word))), counted)
-        if said and not int(said):
+        stated = next((of_word[1] for word in words[1:] if (of_word := _SLOTS.fullmatch(word))), counted)
+        if stated and not int(stated):
             raise OptionError(f"{path}, line {number}", f"found 0 slots for {name}", "at least one, or no such line")
         for host in expanded(f"{path}, line {number}", name):
             host = first.setdefault(identity(host), host)
-            own = int(said) if said else None
+            own = int(stated) if stated else None
             slots[host] = (slots[host] or 1) + (own or 1) if host in slots else own
     if not slots:
         raise OptionError("--ddp-hosts", f"found no host in {path}", "one host per line")
@@ -75,22 +75,22 @@ def expanded(where: str, text: str) -> tuple[str, ...]:
     Raises:
         OptionError: it is not a valid list.
     """
-    found: list[str] = []
+    hosts: list[str] = []
     for part in _BETWEEN_HOSTS.split(text):
         if part.strip():
-            found += _expanded(where, part.strip())
-    if len(found) > MOST_NODES:
-        raise OptionError(where, f"found {len(found)} hosts", f"at most {MOST_NODES}")
-    return tuple(found)
+            hosts += _expanded(where, part.strip())
+    if len(hosts) > MOST_NODES:
+        raise OptionError(where, f"found {len(hosts)} hosts", f"at most {MOST_NODES}")
+    return tuple(hosts)
 
 
 def _expanded(where: str, part: str) -> list[str]:
-    if found := _IPV6.fullmatch(part):
+    if address_match := _IPV6.fullmatch(part):
         with suppress(ValueError):
-            address = IPv6Address(found[3])
+            address = IPv6Address(address_match[3])
             if address.is_link_local and not address.scope_id:
                 raise OptionError(where, f"found {part!r}", f"its interface too, such as {address}%eth0")
-            return [f"{found[1]}{address}"]
+            return [f"{address_match[1]}{address}"]
     brackets = _BRACKETS.search(part)
     if brackets is None or _NESTED.search(part):
         if not _NAME.fullmatch(part):

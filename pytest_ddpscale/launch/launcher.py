@@ -231,8 +231,8 @@ class Launcher(ABC):
             exit_code: exit code of the process that was to carry the agent.
             lines: last lines of that process.
         """
-        said = next((line for line in reversed(lines) if line.strip()), "nothing")
-        return because("carrier-ended", host, self.program, exit_code, said)
+        last_line = next((line for line in reversed(lines) if line.strip()), "nothing")
+        return because("carrier-ended", host, self.program, exit_code, last_line)
 
     def left_behind(self, launch: Launch) -> Why:
         """Which processes may still run on nodes after the launcher was killed; empty if none do."""
@@ -322,11 +322,11 @@ class PerHostLauncher(Launcher):
     @cached_property
     def named_hosts(self) -> tuple[dict[str, str], int | None]:
         """Each requested host as it is to be reached, and the ranks per host, None if not given. Raises OptionError."""
-        asked, slots = self.settings.hosts, None
-        if isinstance(asked, Path):
-            hosts, slots = read_hostfile(asked)
+        option, slots = self.settings.hosts, None
+        if isinstance(option, Path):
+            hosts, slots = read_hostfile(option)
         else:
-            hosts, first = expanded("--ddp-hosts", asked or ""), dict[str, str]()
+            hosts, first = expanded("--ddp-hosts", option or ""), dict[str, str]()
             for host in hosts:
                 if other := first.get(identity(host)):
                     raise OptionError("--ddp-hosts", f"found {other} and {host}, one host twice", "each host once")
@@ -356,9 +356,9 @@ class SshLauncher(PerHostLauncher, called="ssh"):
         """Why ssh did not reach a host, with ssh's message."""
         if exit_code != _SSH_FAILED:
             return super().why_not_up(host, exit_code, lines)
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "ssh gave no reason")
-        said, target = said.removeprefix("ssh: ").rstrip("."), self.named_hosts[0][host]
-        return because("no-ssh", host, said, target)
+        message = next((line.strip() for line in reversed(lines) if line.strip()), "ssh gave no reason")
+        message, target = message.removeprefix("ssh: ").rstrip("."), self.named_hosts[0][host]
+        return because("no-ssh", host, message, target)
 
 
 class ExecLauncher(PerHostLauncher, called="exec"):
@@ -379,7 +379,7 @@ class ExecLauncher(PerHostLauncher, called="exec"):
         if not any(_HOST in word for word in words):
             found = f"found no {_HOST} in it" if words else "found nothing"
             raise OptionError("--ddp-exec", found, f'a command such as "kubectl exec -i {_HOST} --"')
-        if user := next((one for one in self.named_hosts[0].values() if "@" in one), None):
+        if user := next((host for host in self.named_hosts[0].values() if "@" in host), None):
             raise OptionError("--ddp-hosts", f"found {user!r}", "hosts alone", "Name the user in --ddp-exec.")
         return super().cluster(plans_only=plans_only)
 
@@ -388,9 +388,9 @@ class ExecLauncher(PerHostLauncher, called="exec"):
         return [*(word.replace(_HOST, target) for word in self.settings.exec), *agent]
 
 
-def is_among(hosts: Collection[str], here: str) -> bool:
+def is_among(hosts: Collection[str], own_name: str) -> bool:
     """Whether the machine of this name is one of the hosts, comparing short names."""
-    return here.partition(".")[0] in {host.partition(".")[0] for host in hosts}
+    return own_name.partition(".")[0] in {host.partition(".")[0] for host in hosts}
 
 
 def launchers() -> dict[str, type[Launcher]]:
@@ -406,14 +406,16 @@ def launcher_for(settings: Settings, environ: Mapping[str, str]) -> Launcher:
     Raises:
         OptionError: no launcher has that name, or options of another launcher are given.
     """
-    found = launchers()
+    by_name = launchers()
     if settings.launcher == AUTO:
-        chosen = next((one for one in found.values() if one.is_meant(settings, environ)), found[THIS_MACHINES])
-    elif settings.launcher in found:
-        chosen = found[settings.launcher]
+        chosen = next(
+            (launcher for launcher in by_name.values() if launcher.is_meant(settings, environ)), by_name[THIS_MACHINES]
+        )
+    elif settings.launcher in by_name:
+        chosen = by_name[settings.launcher]
     else:
-        raise OptionError("--ddp-launcher", f"found {settings.launcher!r}", f"one of {', '.join((AUTO, *found))}")
-    for other in found.values():
+        raise OptionError("--ddp-launcher", f"found {settings.launcher!r}", f"one of {', '.join((AUTO, *by_name))}")
+    for other in by_name.values():
         given = [name for name in other.options if getattr(settings, name) and name not in chosen.options]
         if given:
             flag = f"--ddp-{given[0].replace('_', '-')}"
@@ -428,7 +430,7 @@ def why_signalled(settings: Settings, environ: Mapping[str, str]) -> Why:
         settings: the user's options.
         environ: this process's environment.
     """
-    whys = (one(settings, environ).why_signalled() for one in launchers().values())
+    whys = (launcher(settings, environ).why_signalled() for launcher in launchers().values())
     return next((why for why in whys if why), "")
 
 
@@ -459,12 +461,12 @@ def container_of(
         is_apptainer = image.endswith(".sif") or image.startswith(_APPTAINER_SOURCES) or Path(image).is_dir()
     if is_apptainer:
         gpus = ("--nv",) if device_type == "cuda" else ()
-        if (found := shutil.which("apptainer") or shutil.which("singularity")) is None:
+        if (program := shutil.which("apptainer") or shutil.which("singularity")) is None:
             raise OptionError(
                 "--ddp-container", "neither apptainer nor singularity is on PATH", "one of them",
                 "Load its module, or use an image for Pyxis: pyxis:IMAGE.",
             )  # fmt: skip
-        return Container((), (Path(found).name, "exec", *gpus, image), _PYTHON_INSIDE)
+        return Container((), (Path(program).name, "exec", *gpus, image), _PYTHON_INSIDE)
     arguments = image_arguments(image)
     if arguments is None:
         raise OptionError(

@@ -126,7 +126,7 @@ class SlurmLauncher(Launcher, called="slurm"):
                 f"On one machine leave --ddp-nodes and --ddp-slurm-args out ({AUTO} is torchrun there).",
             )  # fmt: skip
         memory = [name for name in sorted(self.environ) if name.startswith("SLURM_MEM_PER_")]
-        if memory[1:] and not any(one.startswith("--mem") for one in settings.slurm_args):
+        if memory[1:] and not any(argument.startswith("--mem") for argument in settings.slurm_args):
             found = "are set, which srun refuses as mutually exclusive"
             raise OptionError(" and ".join(memory), found, "one of them", "Unset all but one.")
         if not hosts and settings.is_isolated:
@@ -156,8 +156,8 @@ class SlurmLauncher(Launcher, called="slurm"):
         """srun's state while it waits for nodes: ``job 17 queued and waiting for resources``."""
         if {"-Q", "--quiet"}.intersection(self.settings.slurm_args):
             return "srun --quiet does not say whether Slurm has allocated nodes"
-        said = [line for line in lines if _OF_THE_QUEUE.search(line)]
-        return said[-1].removeprefix("srun: ") if said and _HAS_NODES not in said[-1] else ""
+        messages = [line for line in lines if _OF_THE_QUEUE.search(line)]
+        return messages[-1].removeprefix("srun: ") if messages and _HAS_NODES not in messages[-1] else ""
 
     def why_ended(self, lines: Sequence[str]) -> Why:
         """Why Slurm ended a step, from srun's output."""
@@ -172,12 +172,12 @@ class SlurmLauncher(Launcher, called="slurm"):
 
     def given_up(self, lines: Sequence[str]) -> tuple[str, ...]:
         """Nodes that Slurm gave up during a step: ``srun: error: Node failure on n3``."""
-        found: dict[str, None] = {}
+        hosts: dict[str, None] = {}
         for line in lines:
             if match := _NODE_FAILURE.search(line):
                 with suppress(OptionError):
-                    found |= dict.fromkeys(expanded("srun", match[1]))
-        return tuple(found)
+                    hosts |= dict.fromkeys(expanded("srun", match[1]))
+        return tuple(hosts)
 
     def left_behind(self, launch: Launch) -> Why:
         """The step or job, until squeue no longer lists its name."""

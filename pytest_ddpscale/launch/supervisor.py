@@ -45,7 +45,7 @@ from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import Survey
 
-Admit = Callable[[Sequence[Survey]], str]
+Preflight = Callable[[Sequence[Survey]], str]
 # Target rate of messages from all nodes together, as long as beats stay well within SILENCE_S.
 _RANKS_PER_BEAT_S = 200.0
 _LONGEST_BEAT_S = SILENCE_S / 3
@@ -61,7 +61,7 @@ class Judge(Protocol):
         """Names of the arms for which more rounds may decide something."""
 
 
-class NotAdmitted(Exception):
+class PreflightFailed(Exception):
     """The nodes are unfit, so no rank was started; their surveys are recorded. The message says why."""
 
 
@@ -72,8 +72,8 @@ class Supervisor(GangOwner):
         listener: called with every record as it is written, and with notices.
         isolate: start a fresh gang for each study instead of one for all.
         judge: asked after each round whether the study has enough rounds; None measures all rounds.
-        admit: called with the recorded surveys of all nodes if the plan wants a survey; returns why these nodes must
-            not be measured, or an empty string.
+        preflight: called with the recorded surveys of all nodes if the plan wants a survey; returns why these nodes
+            must not be measured, or an empty string.
     """
 
     _is_surveyed = False
@@ -91,7 +91,7 @@ class Supervisor(GangOwner):
         *,
         isolate: bool = False,
         judge: Judge | None = None,
-        admit: Admit = lambda records: "",
+        preflight: Preflight = lambda records: "",
     ) -> None:
         self._launch = launch
         self._run = run
@@ -99,7 +99,7 @@ class Supervisor(GangOwner):
         self._listener = listener
         self._isolate = isolate
         self._judge = judge
-        self._admit = admit
+        self._preflight = preflight
         self._last_gang = max((getattr(record, "gang", -1) for record in run.read_records()), default=-1)
         self._lost: set[str] = set()
         self._studies: list[StudyStart | StudyEnd] = []  # of the latest gang
@@ -113,7 +113,7 @@ class Supervisor(GangOwner):
 
         Raises:
             KeyboardInterrupt: Ctrl-C, or a signal that ends the job.
-            NotAdmitted: the nodes were not admitted; no study has an end.
+            PreflightFailed: the nodes were not admitted; no study has an end.
         """
         pending = list(plan.study_ids)
         try:
@@ -145,10 +145,10 @@ class Supervisor(GangOwner):
             return self._end(unfit, "error", because("needs-lost-nodes", plan.nodes, (*self._lost,)))
         end = self._launched(plan, studies)
         if end.refused:
-            raise NotAdmitted(end.refused)
+            raise PreflightFailed(end.refused)
         self._lost.update(end.lost_hosts)
-        begun = [one.study for one in self._studies if isinstance(one, StudyStart)]
-        ended = {one.study for one in self._studies if isinstance(one, StudyEnd)}
+        begun = [record.study for record in self._studies if isinstance(record, StudyStart)]
+        ended = {record.study for record in self._studies if isinstance(record, StudyEnd)}
         self._has_begun = self._has_begun or bool(begun)
         if end.exit_code == 0 and ended.issuperset(studies):
             return ended
@@ -162,7 +162,8 @@ class Supervisor(GangOwner):
         if end.gpu_errors and not end.interrupted:
             layout = plan.layout_of(studies[0])
             errors = tuple(
-                msgspec.structs.replace(one, peers=_working_together(plan, layout, one) - 1) for one in end.gpu_errors
+                msgspec.structs.replace(error, peers=_working_together(plan, layout, error) - 1)
+                for error in end.gpu_errors
             )
             records.append(
                 GpuErrors(gang=self._last_gang, ranks=layout.world_size, errors=errors, studies=tuple(blamed))
@@ -174,7 +175,7 @@ class Supervisor(GangOwner):
             return ended | self._end(left, "error", because("both", end.why, end.left))
         # A gang that ended before its first study is tried again, once in a run: if an earlier one got further, or if a
         # GPU's error ended it, as a second tells the GPU.
-        is_tried_again = self._has_begun or any(not one.peer for one in end.gpu_errors)
+        is_tried_again = self._has_begun or any(not error.peer for error in end.gpu_errors)
         if is_tried_again and not begun and not self._has_retried:
             self._has_retried = True
             return set()
@@ -221,20 +222,20 @@ class Supervisor(GangOwner):
         self._studies.clear()
         began_unix_s = time.time()
         end = gang.run()
-        if any(isinstance(one, StudyEnd) for one in self._studies) and plan.training_run(studies[0]) is not None:
+        if any(isinstance(record, StudyEnd) for record in self._studies) and plan.training_run(studies[0]) is not None:
             seconds = gang.records_arrived_unix_s - began_unix_s
             self._run.append_record(LaunchTime(study=studies[0], gang=self._last_gang, seconds=seconds))
         return end
 
-    def admit(self, surveys: Sequence[Survey]) -> str:
+    def preflight(self, surveys: Sequence[Survey]) -> str:
         """See `GangOwner`; called once, before anything runs on the nodes."""
         self._is_surveyed, room = True, dict[str, int]()
         with suppress(OSError):  # the run directory is on this machine for all nodes
             system = os.statvfs(self._run.path)
             room = {"run_directory": system.f_bavail * system.f_frsize}
-        surveys = [msgspec.structs.replace(one, free_bytes=one.free_bytes | room) for one in surveys]
+        surveys = [msgspec.structs.replace(survey, free_bytes=survey.free_bytes | room) for survey in surveys]
         self._write(surveys)
-        return self._admit(surveys) or ("nothing is to be run" if self._has_nothing_to_run else "")
+        return self._preflight(surveys) or ("nothing is to be run" if self._has_nothing_to_run else "")
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """See `GangOwner`."""
@@ -250,11 +251,11 @@ class Supervisor(GangOwner):
     def keep(self, lines: bytes) -> list[AnyRecord]:
         """See `GangOwner`. An invalid line is kept but skipped here; judging refuses it later."""
         self._run.append_lines(lines)
-        found = []
+        records = []
         for line in lines.splitlines():
             with suppress(ValueError):
-                found.append(self._reader.read(line))
-        return found
+                records.append(self._reader.read(line))
+        return records
 
     def hear(self, record: AnyRecord | Notice) -> WantedArms | None:
         """See `GangOwner`."""
@@ -283,8 +284,8 @@ class Supervisor(GangOwner):
     def _why_interrupted(self, interrupt: KeyboardInterrupt) -> Why:
         """What ended the session: a scheduler, if it says so, else a signal or Ctrl-C."""
         named = str(interrupt)
-        told = why_signalled(self._launch.launcher.settings, os.environ) if named else ""
-        return told or because("interrupted-by", named)
+        cause = why_signalled(self._launch.launcher.settings, os.environ) if named else ""
+        return cause or because("interrupted-by", named)
 
 
 def _gang_of(plan: Plan, study_id: str) -> tuple[int, dict[str, str], str]:

@@ -15,7 +15,7 @@ import sys
 
 from pytest_ddpscale.node.agent import NodeAgent
 
-SAID, CODE, LIMIT_S = bytes(range(256)) * 1000, 7, 60
+INPUT, CODE, LIMIT_S = bytes(range(256)) * 1000, 7, 60
 
 
 def echo() -> int:
@@ -29,19 +29,19 @@ def tried(command: str) -> str:
     """What a command, up to and including the host's Python, does not carry as it is; empty if it carries all."""
     try:
         words = [*shlex.split(command), "-m", "pytest_ddpscale.node", "--echo"]
-        done = subprocess.run(words, input=SAID, capture_output=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(words, input=INPUT, capture_output=True, timeout=LIMIT_S, check=False)
     except (OSError, ValueError) as error:  # ValueError: a quotation that does not end
         return f"cannot be started: {error}"
     except subprocess.TimeoutExpired:
         return f"the end of standard input, or that of the command, does not arrive within {LIMIT_S} s"
     arrived = {
-        f"{len(SAID)} bytes and back": done.stdout == SAID,
+        f"{len(INPUT)} bytes and back": done.stdout == INPUT,
         "standard error, by itself": b"word" in done.stderr,
         f"exit code {CODE}": done.returncode == CODE,
     }
     lost = [name for name, has in arrived.items() if not has]
-    said = done.stderr[-300:].decode(errors="replace").strip()
-    return f"does not arrive: {', '.join(lost)}; it ended with {done.returncode}: {said}" if lost else ""
+    text = done.stderr[-300:].decode(errors="replace").strip()
+    return f"does not arrive: {', '.join(lost)}; it ended with {done.returncode}: {text}" if lost else ""
 
 
 def main() -> int:

@@ -54,32 +54,33 @@ def address_toward_any(hosts: Sequence[str]) -> str:
     problems = []
     for host in hosts:
         try:
-            found = address_toward(host)
+            address = address_toward(host)
         except OSError as error:
             problems.append(error)
             continue
         # An address that leads to itself is our own: a bridge has the same one on every machine.
-        if found != host or host == hosts[0]:
-            return found
+        if address != host or host == hosts[0]:
+            return address
     raise problems[0]
 
 
 def outward_addresses(most: int | None = _MOST_ADDRESSES) -> tuple[str, ...]:
     """This machine's IPv4 addresses on all interfaces that are up, without loopback, or the first ones of them."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [
+    addresses = [
         address.address
         for name, addresses in psutil.net_if_addrs().items()
         for address in addresses
         if name in up and address.family == socket.AF_INET and not address.address.startswith("127.")
     ]
-    return tuple(found[:most])
+    return tuple(addresses[:most])
 
 
 def interface_of(address: str) -> str | None:
     """The name of the interface with this address; None if there is none."""
     return next(
-        (name for name, found in psutil.net_if_addrs().items() if any(one.address == address for one in found)), None
+        (name for name, addresses in psutil.net_if_addrs().items() if any(one.address == address for one in addresses)),
+        None,
     )
 
 

@@ -26,12 +26,12 @@ from pytest_ddpscale.node.protocol import (
     FileBytes,
     Gone,
     Heard,
+    Heartbeat,
     LastWords,
-    Meet,
     Order,
     Report,
+    ResolveAddress,
     Start,
-    Stay,
     Stop,
     Task,
     decode_order,
@@ -43,7 +43,7 @@ from pytest_ddpscale.node.ranks import (
     ended_pids,
     interfaces,
     last_nccl_lines,
-    last_words,
+    log_tail,
     oom_kills,
     rank_exits,
     rank_log,
@@ -54,8 +54,8 @@ from pytest_ddpscale.run.rank_folder import (
     LOGS,
     STATUS_VARIABLE,
     WantedArms,
-    leave,
     open_records,
+    write_message,
 )
 from pytest_ddpscale.util.orphans import die_with_parent
 from pytest_ddpscale.util.owned_folder import owned_folder
@@ -69,7 +69,7 @@ POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; ranks write their stacks in this time
 LOGS_EVERY_S = 2.0
 _OUTPUT_BYTES = 100_000  # kept of torchrun's own output, whose end tells how ranks ended
-_MOST_TOLD = 16  # ranks in one message
+_MOST_SENT_LINES = 16  # ranks in one message
 _READ_BYTES = 2**20
 OrderType = TypeVar("OrderType", Task, Start)
 
@@ -117,13 +117,13 @@ class NodeAgent:
         endpoint = start.endpoint or self._endpoint(task.gang_id, "127.0.0.1")
         with _own_folders() as self._folder:
             assignment = msgspec.structs.replace(task.assignment, deadline_unix_s=start.deadline_unix_s)
-            leave(self._folder, assignment)
+            write_message(self._folder, assignment)
             return self._serve(task, endpoint, self._folder)
 
     def _leave(self) -> int:
-        was_told = self._heard > self._began
-        self._say(is_last=True, code=int(not was_told))
-        return 0 if was_told else sys.exit(_NO_INPUT)
+        was_ordered = self._heard > self._began
+        self._say(is_last=True, code=int(not was_ordered))
+        return 0 if was_ordered else sys.exit(_NO_INPUT)
 
     def _endpoint(self, gang_id: str, address: str) -> str:
         """The address and reserved port where rank 0 will host the store."""
@@ -133,9 +133,9 @@ class NodeAgent:
     def _await_order(self, kind: type[OrderType], survey: Command | None = None) -> OrderType | None:
         """Wait for an order of a kind, passing on the survey meanwhile; None if the supervisor said stop or is gone."""
         while not self._is_unwanted():
-            found = self._orders.get(kind)
-            if isinstance(found, kind):
-                return found
+            order = self._orders.get(kind)
+            if isinstance(order, kind):
+                return order
             self._listen()
             if survey is not None and survey.is_done():
                 self._say(survey=survey_from(survey, self._host))
@@ -194,8 +194,8 @@ class NodeAgent:
         nccl_folder = folder / LOGS / "run" if is_asked else folder
         nccl_logs = [nccl_folder / f"nccl-rank-{first + local_rank}.log" for local_rank in local_ranks]
         # Last lines of the ranks that failed; of all ranks if they were ended from outside.
-        for local_rank in local_ranks if was_ended else sorted({one.local_rank for one in exits}):
-            lines = last_words(rank_log(folder / LOGS / "gang", local_rank))
+        for local_rank in local_ranks if was_ended else sorted({exit_.local_rank for exit_ in exits}):
+            lines = log_tail(rank_log(folder / LOGS / "gang", local_rank))
             self._say(words=LastWords(local_rank, tuple(lines), tuple(last_nccl_lines(nccl_logs[local_rank]))))
         if has_failed and not is_asked:  # else they are sent anyway
             for log in nccl_logs:
@@ -208,8 +208,8 @@ class NodeAgent:
             is_last=True,
             code=process.returncode,
             was_ended=was_ended,
-            exits=tuple(exits[:_MOST_TOLD]),
-            ended_pids=tuple(ended_pids(output)[:_MOST_TOLD]),
+            exits=tuple(exits[:_MOST_SENT_LINES]),
+            ended_pids=tuple(ended_pids(output)[:_MOST_SENT_LINES]),
             oom_kills=oom_kills() - self._oom_kills,
         )
         return 0 if was_ended else int(process.returncode)
@@ -295,7 +295,7 @@ class NodeAgent:
         *lines, self._half_line = (self._half_line + data).split(b"\n")
         for line in lines:
             order = decode_order(line)
-            if isinstance(order, Meet):
+            if isinstance(order, ResolveAddress):
                 task = self._orders[Task]
                 if self._node == 0 and isinstance(task, Task):
                     # The ranks' rendezvous is only on the interface that leads to another node.
@@ -307,8 +307,8 @@ class NodeAgent:
             elif isinstance(order, WantedArms):
                 if self._folder is not None:
                     with contextlib.suppress(OSError):  # if /dev/shm is full, measure without this hint
-                        leave(self._folder, order)
-            elif order is not None and not isinstance(order, Stay):
+                        write_message(self._folder, order)
+            elif order is not None and not isinstance(order, Heartbeat):
                 self._orders[type(order)] = order
 
     def _pass_on(self, output: int) -> None:

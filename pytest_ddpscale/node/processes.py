@@ -68,13 +68,13 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], ends_s: float) -> None:
 
 def members(gang_id: str) -> list[psutil.Process]:
     """Running processes of a gang on this machine, including the launcher; for ``GANG/NODE`` those of one node."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or another user's
             gang = process.environ().get(GANG_VARIABLE, "")
             if gang == gang_id or gang.startswith(f"{gang_id}/"):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 class Command:

@@ -5,9 +5,10 @@ needs no open port, no polled file and no shared file system, and an end of file
 mark distinguishes our lines from other output of a site's scripts.
 
 Each agent sends a `Report` that it is up. Once all have, the supervisor sends its `Task`, after which agents may report
-a survey. It has the first one find a route to another (`Meet`), and sends `Start`. Then every few seconds agents send
-an empty `Report` or one `RankSeen` per local rank, the ranks' records and logs (`FileBytes`), and events: `Failed`,
-`Gone`, and finally how it ended. The supervisor sends `Stay` every few seconds, `WantedArms` after a round, and `Stop`.
+a survey. It has the first one find a route to another (`ResolveAddress`), and sends `Start`. Then every few seconds
+agents send an empty `Report` or one `RankSeen` per local rank, the ranks' records and logs (`FileBytes`), and events:
+`Failed`, `Gone`, and finally how it ended. The supervisor sends `Heartbeat` every few
+seconds, `WantedArms` after a round, and `Stop`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MOST_PIECES = 100_000
 _MOST_JOINED_BYTES = 2**28
 # Seconds of silence after which either side considers the other lost.
 SILENCE_S = 30.0
-STAY_EVERY_S = 2.0
+HEARTBEAT_S = 2.0
 
 
 class FromSupervisor(Record, omit_defaults=False, tag_field="say"):
@@ -75,7 +76,7 @@ class Start(FromSupervisor, tag="start"):
     deadline_unix_s: float | None = None
 
 
-class Meet(FromSupervisor, tag="meet"):
+class ResolveAddress(FromSupervisor, tag="meet"):
     """Ask the first node for its address on the route to another node.
 
     Attributes:
@@ -87,7 +88,7 @@ class Meet(FromSupervisor, tag="meet"):
     addresses: tuple[str, ...] = ()
 
 
-class Stay(FromSupervisor, tag="stay"):
+class Heartbeat(FromSupervisor, tag="stay"):
     """A sign of life from the supervisor."""
 
 
@@ -101,7 +102,7 @@ class Stop(FromSupervisor, tag="stop"):
     failed: bool = False
 
 
-Order = Task | Start | Meet | WantedArms | Stay | Stop
+Order = Task | Start | ResolveAddress | WantedArms | Heartbeat | Stop
 
 
 class FromNode(Record, kw_only=True, omit_defaults=False, tag_field="say"):

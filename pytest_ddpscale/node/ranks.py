@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from pytest_ddpscale.node.addresses import address_toward, interface_of
 from pytest_ddpscale.node.protocol import MOST_TEXT, Failed, Gone, ProcessExit, RankSeen
-from pytest_ddpscale.run.rank_folder import FINISHED, MOST_TRACE_BYTES, TRACES, RankFailure, left, read_status
+from pytest_ddpscale.run.rank_folder import FINISHED, MOST_TRACE_BYTES, TRACES, RankFailure, read_message, read_status
 from pytest_ddpscale.util.masking import masked_text
 
 # torchrun's final report: `rank : 1 (local_rank: 1)`, `exitcode : -9 (pid: 123)`.
@@ -52,17 +52,17 @@ def interfaces(nodes: int, endpoint: str, environ: Mapping[str, str]) -> dict[st
         is_ipv6 = environ.get("NCCL_SOCKET_FAMILY") == "AF_INET6"
         return {"GLOO_SOCKET_IFNAME": "lo"} | ({} if is_ipv6 else {"NCCL_SOCKET_IFNAME": "lo"})
     try:
-        found = interface_of(address_toward(endpoint.rpartition(":")[0]))
+        interface = interface_of(address_toward(endpoint.rpartition(":")[0]))
     except OSError:  # ranks will report which host cannot be reached
-        found = None
-    return {"GLOO_SOCKET_IFNAME": found} if found else {}
+        interface = None
+    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
 def rank_exits(output: str) -> list[ProcessExit]:
     """The ranks that failed according to torchrun, the root cause first."""
     head, _, root = output.partition(_ROOT_CAUSE)
-    found = [(part, match) for part in (root, head) for match in _FAILURE.finditer(part)]
-    return [ProcessExit(int(m[1]), int(m[2]), int(m[3]), part is root) for part, m in found]
+    matches = [(part, match) for part in (root, head) for match in _FAILURE.finditer(part)]
+    return [ProcessExit(int(m[1]), int(m[2]), int(m[3]), part is root) for part, m in matches]
 
 
 def ended_pids(output: str) -> list[int]:
@@ -81,7 +81,7 @@ class LocalRanks:
         self._folder = folder
         self._count = count
         self._where: dict[str, Any] = {"node": node, "host": host}
-        self._told: set[int] = set()  # local ranks whose end was reported
+        self._reported: set[int] = set()  # local ranks whose end was reported
 
     def beats(self) -> list[RankSeen]:
         """One message per rank that has begun and is running."""
@@ -94,19 +94,19 @@ class LocalRanks:
 
     def news(self) -> list[Failed | Gone]:
         """Events since the last call: failures reported by ranks, and ranks that ended early without a report."""
-        found: list[Failed | Gone] = []
-        for local_rank in sorted(set(range(self._count)) - self._told):
+        news: list[Failed | Gone] = []
+        for local_rank in sorted(set(range(self._count)) - self._reported):
             status = read_status(self._folder, local_rank)
             is_gone = status and status.phase != FINISHED and process_state(status.pid) in _ENDED
-            failure = left(self._folder, RankFailure, local_rank)  # last: a rank that is gone writes nothing
+            failure = read_message(self._folder, RankFailure, local_rank)  # last: a rank that is gone writes nothing
             if failure is not None:
                 message = failure.message
                 short = message if len(message) <= MOST_TEXT else f"{message[: MOST_TEXT - 1]}…"
-                found.append(Failed(**self._where, **{**asdict(failure), "message": short}))
+                news.append(Failed(**self._where, **{**asdict(failure), "message": short}))
             elif status and is_gone:
-                found.append(Gone(**self._where, **asdict(status)))
-        self._told |= {one.local_rank for one in found}
-        return found
+                news.append(Gone(**self._where, **asdict(status)))
+        self._reported |= {failure.local_rank for failure in news}
+        return news
 
 
 def process_state(pid: int) -> str:
@@ -189,15 +189,15 @@ def rank_log(log_dir: Path, local_rank: int) -> Path | None:
     return next(log_dir.glob(f"*/attempt_*/{local_rank}/stderr.log"), None)
 
 
-def last_words(log: Path | None) -> list[str]:
+def log_tail(log: Path | None) -> list[str]:
     """The last lines of a rank's standard error, including the stack it may have written when it was ended."""
     lines = [] if log is None else _lines_at_the_end(log)
     clean = [line for line in lines if not line.startswith(_STACK_OF_CPP)]
     headings = [number for number, line in enumerate(clean) if _STACK in line and line.startswith("Current thread")]
     if not headings:
         return [line for line in clean if line.strip()][-_LAST_LINES:]
-    said = [line for line in clean[: headings[-1]] if _STACK not in line and not line.startswith('  File "')]
-    before = [line for line in said if line.strip()]
+    last_lines = [line for line in clean[: headings[-1]] if _STACK not in line and not line.startswith('  File "')]
+    before = [line for line in last_lines if line.strip()]
     stack = clean[headings[-1] : headings[-1] + 1 + _FRAMES]
     return before[-_LAST_LINES // 2 :] + stack
 

@@ -54,14 +54,16 @@ def survey_command(host: str, *options: str) -> list[str]:
 
 def survey_from(command: Command, host: str) -> Survey:
     """The survey of a host by its command, which is done, with `problem` set if it failed."""
-    how = f"was not done within {command.limit_s:g} s" if command.was_too_late else f"ended with code {command.code}"
-    how = command.problem or f"{how}; its last message: {last_line(command.errors)}"
+    problem = (
+        f"was not done within {command.limit_s:g} s" if command.was_too_late else f"ended with code {command.code}"
+    )
+    problem = command.problem or f"{problem}; its last message: {last_line(command.errors)}"
     for line in reversed(command.printed.splitlines()):  # a site's own output may be between
         with contextlib.suppress(ValueError):
-            found = decode(_SURVEYS, line)
-            return replace(found, **{name: how for name in _OF_TORCH if getattr(found, name) == _UNDONE})
-    how = how if command.code != 0 else f"printed no valid survey: {last_line(command.printed)}"
-    return Survey(host, time.time(), f"the survey {how}")
+            surveys = decode(_SURVEYS, line)
+            return replace(surveys, **{name: problem for name in _OF_TORCH if getattr(surveys, name) == _UNDONE})
+    problem = problem if command.code != 0 else f"printed no valid survey: {last_line(command.printed)}"
+    return Survey(host, time.time(), f"the survey {problem}")
 
 
 def survey(host: str, *, gpus: bool) -> Iterator[Survey]:
@@ -81,7 +83,7 @@ def survey(host: str, *, gpus: bool) -> Iterator[Survey]:
         topology = command.printed.decode("utf-8", errors="replace") if command.code == 0 else ""
     versions = dict.fromkeys(("driver", "cuda_driver", "torch", "cuda", "nccl")) | driver.versions
     versions |= {"python": platform.python_version(), "pytest_ddpscale": __version__, "kernel": platform.release()}
-    found = replace(
+    result = replace(
         driver,
         cores=len(os.sched_getaffinity(0)),
         versions=versions,
@@ -91,15 +93,15 @@ def survey(host: str, *, gpus: bool) -> Iterator[Survey]:
         addresses=addresses,
         topology=_TERMINAL_CODES.sub("", topology).strip("\n"),
     )
-    yield found
+    yield result
     _about_to("import torch")
     try:
-        yield from _with_torch(found, counts_gpus=gpus)
+        yield from _with_torch(result, counts_gpus=gpus)
     except Exception as error:
-        yield replace(found, torch_problem=f"{type(error).__name__}: {error}")
+        yield replace(result, torch_problem=f"{type(error).__name__}: {error}")
 
 
-def _with_torch(found: Survey, *, counts_gpus: bool) -> Iterator[Survey]:
+def _with_torch(surveyed: Survey, *, counts_gpus: bool) -> Iterator[Survey]:
     import torch
 
     versions = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
@@ -110,18 +112,20 @@ def _with_torch(found: Survey, *, counts_gpus: bool) -> Iterator[Survey]:
         architectures = torch.cuda.get_arch_list()
     with contextlib.suppress(Exception):
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    found = replace(found, versions=found.versions | versions, arch_list=tuple(architectures), torch_problem="")
-    yield replace(found, cuda_problem=_UNDONE if counts_gpus else "")
+    surveyed = replace(
+        surveyed, versions=surveyed.versions | versions, arch_list=tuple(architectures), torch_problem=""
+    )
+    yield replace(surveyed, cuda_problem=_UNDONE if counts_gpus else "")
     if not counts_gpus:
         return
     # Initialises CUDA, and creates no context: NVML does not tell whether CUDA works, which is also what
     # torch.cuda.device_count() asks. torch gives CUDA's error as a warning.
     _about_to("count GPUs by CUDA")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch._C._cuda_getDeviceCount() if torch.version.cuda else None
-    problem = " ".join(str(one.message).partition(" (Triggered")[0] for one in said)
-    yield replace(found, torch_gpus=count, cuda_problem=problem)
+    problem = " ".join(str(warning.message).partition(" (Triggered")[0] for warning in caught)
+    yield replace(surveyed, torch_gpus=count, cuda_problem=problem)
 
 
 def post_mortem(host: str) -> Survey:
@@ -140,8 +144,8 @@ def post_mortem(host: str) -> Survey:
 
 def _of_driver(host: str) -> Survey:
     _about_to("ask the NVIDIA driver")
-    found = read_gpus(host, lambda index: _about_to(f"ask the NVIDIA driver for GPU {index}"))
-    return replace(found, gpus=with_visibility(found.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    surveyed = read_gpus(host, lambda index: _about_to(f"ask the NVIDIA driver for GPU {index}"))
+    return replace(surveyed, gpus=with_visibility(surveyed.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) -> tuple[SurveyedGpu, ...]:
@@ -156,10 +160,10 @@ def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) 
         visible_devices: CUDA_VISIBLE_DEVICES; None if it is not set.
     """
     accessible = [gpu for gpu in gpus if gpu.is_visible]
-    asked = {accessible[i].index for i in visible_ordinals(visible_devices, [gpu.uuid for gpu in accessible])}
+    indices = {accessible[i].index for i in visible_ordinals(visible_devices, [gpu.uuid for gpu in accessible])}
     listed = [gpu for gpu in accessible if not gpu.is_lost]
     ordinals = visible_ordinals(visible_devices, [gpu.uuid for gpu in listed])
-    ranks: dict[int, int | None] = {gpu.index: None for gpu in accessible if gpu.is_lost and gpu.index in asked}
+    ranks: dict[int, int | None] = {gpu.index: None for gpu in accessible if gpu.is_lost and gpu.index in indices}
     ranks |= {listed[i].index: local_rank for local_rank, i in enumerate(ordinals)}
     if visible_devices is not None and visible_devices.startswith("GPU-"):
         ranks |= {gpu.index: None for gpu in accessible if not gpu.uuid}
@@ -192,8 +196,8 @@ def visible_ordinals(visible_devices: str | None, uuids: Sequence[str]) -> list[
 
 
 def _with_uuid_prefix(entry: str, uuids: Sequence[str]) -> int | None:
-    found = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry)] if entry.startswith("GPU-") else []
-    return found[0] if len(found) == 1 else None
+    matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry)] if entry.startswith("GPU-") else []
+    return matches[0] if len(matches) == 1 else None
 
 
 def _with_index(entry: str, count: int) -> int | None:
@@ -265,7 +269,7 @@ def _port(port: Path) -> InfiniBandPort:
 def _pcie_gbps(function: Path) -> float | None:
     """What a PCI function and the port above it can carry, in Gb/s; None if neither says."""
     ends = (function, function.parent)
-    rates = [float(one[0]) for end in ends if (one := re.match(r"[\d.]+(?= GT/s)", _read(end / "max_link_speed")))]
+    rates = [float(match[0]) for end in ends if (match := re.match(r"[\d.]+(?= GT/s)", _read(end / "max_link_speed")))]
     lanes = [int(width) for end in ends if (width := _read(end / "max_link_width")).isdigit() and int(width)]
     # Of ten bits that generations 1 and 2 send, eight are data; of 130 that later ones send, 128.
     return min(rates) * min(lanes) * (0.8 if min(rates) < 8 else 128 / 130) if rates and lanes else None
@@ -280,12 +284,12 @@ def _read(file: Path) -> str:
 
 def free_bytes() -> dict[str, int]:
     """Free bytes for this user per file system, without those that are missing or cannot be read."""
-    found: dict[str, int] = {}
+    by_folder: dict[str, int] = {}
     for name, place in (("shared_memory", lambda: _SHARED_MEMORY), ("temporary", tempfile.gettempdir)):
         with contextlib.suppress(OSError):  # also if there is no writable temporary directory
             system = os.statvfs(place())
-            found[name] = system.f_bavail * system.f_frsize
-    return found
+            by_folder[name] = system.f_bavail * system.f_frsize
+    return by_folder
 
 
 def _about_to(step: str) -> None:
@@ -300,8 +304,8 @@ def main() -> None:
     parser.add_argument("--post-mortem", action="store_true", help="survey only GPUs")
     arguments = parser.parse_args()
     host = arguments.host
-    for found in [post_mortem(host)] if arguments.post_mortem else survey(host, gpus=not arguments.no_gpu):
-        print(f"\n{line_of(found).decode()}", end="", flush=True)
+    for result in [post_mortem(host)] if arguments.post_mortem else survey(host, gpus=not arguments.no_gpu):
+        print(f"\n{line_of(result).decode()}", end="", flush=True)
 
 
 if __name__ == "__main__":

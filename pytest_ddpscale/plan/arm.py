@@ -73,7 +73,11 @@ class Variant:
     @property
     def name(self) -> str:
         """The settings that differ, such as ``bucket_cap_mb=1``; empty if none does."""
-        values = [(one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default]
+        values = [
+            (field_.name, getattr(self, field_.name))
+            for field_ in fields(self)
+            if getattr(self, field_.name) != field_.default
+        ]
         return ",".join(f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values)
 
     def applied_to(self, workload: Workload) -> Workload:

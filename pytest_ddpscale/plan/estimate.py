@@ -65,11 +65,11 @@ def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> dic
 
     `samples_per_s` is the expected throughput per GPU by workload: slow steps make blocks longer.
     """
-    found: dict[str, StudyTime] = {}
+    times: dict[str, StudyTime] = {}
     for study in plan.timed:
         if isinstance(study, PairStudy):
             first = len(first_rounds(plan.nodes))
-            found[study.id] = StudyTime(0.0, PAIRS_ROUND_S, first, first, most_rounds(plan.nodes))
+            times[study.id] = StudyTime(0.0, PAIRS_ROUND_S, first, first, most_rounds(plan.nodes))
             continue
         fewest, most, number = FEWEST_ROUNDS, study.rounds, len(study.arms)
         if isinstance(study, ProbeStudy):
@@ -78,8 +78,8 @@ def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> dic
         else:
             once_s = warm_up_seconds(study, samples_per_s)
             round_s = round_seconds(study, study.arms, samples_per_s)
-        found[study.id] = StudyTime(once_s, round_s, min(fewest, most), min(TYPICAL_ROUNDS, most), most)
-    return found
+        times[study.id] = StudyTime(once_s, round_s, min(fewest, most), min(TYPICAL_ROUNDS, most), most)
+    return times
 
 
 def warm_up_seconds(study: Study, samples_per_s: Mapping[str, float] = UNKNOWN) -> float:
@@ -101,8 +101,8 @@ def estimate(plan: Plan, *, isolate: bool = False, samples_per_s: Mapping[str, f
     ids, times = plan.study_ids, study_times(plan, samples_per_s).values()
     gangs = len(ids) if isolate else len({plan.launch_of(study) for study in ids})
     started_s = gangs * STARTUP_S + SURVEY_S * plan.survey
-    typical = started_s + sum(one.seconds(one.usual) for one in times)
-    most = started_s + sum(one.seconds(one.most) for one in times)
+    typical = started_s + sum(time.seconds(time.usual) for time in times)
+    most = started_s + sum(time.seconds(time.most) for time in times)
     return TimeEstimate(typical, most, typical * plan.world_size / 3600)
 
 

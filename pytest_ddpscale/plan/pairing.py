@@ -59,13 +59,13 @@ def are_stalled(step_s: NDArray[np.floating]) -> NDArray[np.bool_]:
     """Whether any message of a rank stalled, (...,), from seconds of its messages, (..., messages); not if NaN."""
     import numpy as np
 
-    found = np.zeros(step_s.shape[:-1], np.bool_)
+    is_stalled = np.zeros(step_s.shape[:-1], np.bool_)
     if step_s.shape[-1]:
         longest = step_s.max(axis=-1)
         candidates = longest > STALL_S
         typical = np.median(step_s[candidates], axis=-1)
-        found[candidates] = longest[candidates] > np.maximum(typical + STALL_S, STALL_RATIO * typical)
-    return found
+        is_stalled[candidates] = longest[candidates] > np.maximum(typical + STALL_S, STALL_RATIO * typical)
+    return is_stalled
 
 
 class StallSuspects(NamedTuple):
@@ -89,10 +89,10 @@ def find_stalling_nodes(results: Sequence[tuple[Pair, bool]]) -> StallSuspects:
     nodes = len({node for pair, _ in results for node in pair})
     left, named = list(results), list[int]()
     while nodes > 2 and len(named) < nodes // 2:
-        found = _likeliest(left)
-        if not found or found[0][0] * nodes > ALPHA:
-            return StallSuspects(tuple(named), tuple(sorted(node for _, node in found)))
-        named.append(found[0][1])
+        suspect = _likeliest(left)
+        if not suspect or suspect[0][0] * nodes > ALPHA:
+            return StallSuspects(tuple(named), tuple(sorted(node for _, node in suspect)))
+        named.append(suspect[0][1])
         left = [one for one in left if named[-1] not in one[0]]
     return StallSuspects(tuple(named))
 
@@ -108,7 +108,7 @@ def _likeliest(results: Sequence[tuple[Pair, bool]]) -> list[tuple[float, int]]:
     for (one, other), is_stalled in results:
         met[one].append((other, is_stalled))
         met[other].append((one, is_stalled))
-    all_stalled, found = sum(is_stalled for _, is_stalled in results), list[tuple[float, int]]()
+    all_stalled, candidates = sum(is_stalled for _, is_stalled in results), list[tuple[float, int]]()
     for node, own in met.items():
         stalled_with = [partner for partner, is_stalled in own if is_stalled]
         count, measured, partners = len(stalled_with), len(own), len(set(stalled_with))
@@ -119,8 +119,8 @@ def _likeliest(results: Sequence[tuple[Pair, bool]]) -> list[tuple[float, int]]:
             sound = len(results) - all_stalled
             ways = (math.comb(all_stalled, i) * math.comb(sound, measured - i) for i in range(count, measured + 1))
             chance = sum(ways) / math.comb(len(results), measured)
-        found.append((chance, node))
-    return sorted(found)
+        candidates.append((chance, node))
+    return sorted(candidates)
 
 
 NodePair = Pair
@@ -210,13 +210,14 @@ class Standings:
         self.nodes = len(of_node)
         best = sorted(max(result.gbps for result in own) for own in of_node.values())[self.nodes // 2 :]
         self.slow_below_gbps = slow_share * statistics.median(best or [0.0])
-        self.fast_pairs = {one.nodes for one in results if one.gbps >= self.slow_below_gbps}
+        self.fast_pairs = {result.nodes for result in results if result.gbps >= self.slow_below_gbps}
         self.good = {node for pair in self.fast_pairs for node in pair}
         self.with_good = {
-            node: [one for one in own if self.good.issuperset({*one.nodes} - {node})] for node, own in of_node.items()
+            node: [result for result in own if self.good.issuperset({*result.nodes} - {node})]
+            for node, own in of_node.items()
         }
         self.partners = {
-            node: {end for one in own for end in one.nodes} - {node} for node, own in self.with_good.items()
+            node: {end for result in own for end in result.nodes} - {node} for node, own in self.with_good.items()
         }
         self.suspect_nodes = sorted(of_node.keys() - self.good)
         self.confirmed_nodes = [
@@ -224,15 +225,15 @@ class Standings:
             for node in self.suspect_nodes
             if len(self.with_good[node]) > CONFIRMATIONS and len(self.partners[node]) >= 2
         ]
-        among_good = [one for one in results if self.good.issuperset(one.nodes)]
-        self.stalls = find_stalling_nodes([(one.nodes, one.is_stalled) for one in among_good])
+        among_good = [result for result in results if self.good.issuperset(result.nodes)]
+        self.stalls = find_stalling_nodes([(result.nodes, result.is_stalled) for result in among_good])
         mostly_fast = {
             node
             for node in self.good.difference(self.stalls.named)
             if 2 * sum(in_order(node, other) in self.fast_pairs for other in self.partners[node])
             >= len(self.partners[node])
         }
-        slow_links = sorted({one.nodes for one in among_good} - self.fast_pairs)
+        slow_links = sorted({result.nodes for result in among_good} - self.fast_pairs)
         are_few = len(slow_links) <= self.nodes // 2
         self.suspect_links = [pair for pair in slow_links if are_few and mostly_fast.issuperset(pair)]
         self.confirmed_links = [pair for pair in self.suspect_links if len(self.of_pair[pair]) > CONFIRMATIONS]

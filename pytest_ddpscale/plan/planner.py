@@ -139,13 +139,13 @@ def build_plan(
     arms: Wanted = {}
     for question in questions:
         arms.setdefault((question.metric.scaling, question.workload), set()).update(question.arms)
-    every = [arm for wanted in arms.values() for arm in wanted]
+    planned = [arm for wanted in arms.values() for arm in wanted]
     takes_all = empty.device_type == "cuda" and (empty.survey or len(probed) > 0)
     ranks_per_node, layout = empty.ranks_per_node if takes_all else None, None
     if empty.nodes > 1:
         layout = empty.layout
-        if not takes_all and all(map(layout.fits_node, [*every, *probed])):
-            layout = Layout(empty.nodes, _largest([*every, *probed]))
+        if not takes_all and all(map(layout.fits_node, [*planned, *probed])):
+            layout = Layout(empty.nodes, _largest([*planned, *probed]))
         ranks_per_node = layout.ranks_per_node
         for (scaling, workload), wanted in arms.items():
             trained = [arm for arm in wanted if arm.placement == "packed" and not arm.infers]
@@ -157,9 +157,9 @@ def build_plan(
     _add_each(arms, layout)
     # Of a node's ranks those take turns that some arm trains together, in whole groups of smaller arms. Others would
     # count as tested although no larger arm shows their slowness, which the turns average away.
-    here = ranks_per_node or _largest(every)
-    most, sizes = min(_largest(every), here), {arm.world_size for wanted in arms.values() for arm in wanted}
-    dealt = [size for size in sizes if size < most and here % size == 0]
+    per_node = ranks_per_node or _largest(planned)
+    most, sizes = min(_largest(planned), per_node), {arm.world_size for wanted in arms.values() for arm in wanted}
+    dealt = [size for size in sizes if size < most and per_node % size == 0]
     turns = next((turns for turns in range(most, 1, -1) if not any(turns % size for size in dealt)), 1)
     uncompared, studies = min(pace.rounds, pace.uncompared_rounds), list[Study]()
 
@@ -172,12 +172,13 @@ def build_plan(
         taken = turns if timed[0].world_size < turns else 1
         rounds = pace.rounds if timed[0].world_size == 1 else uncompared
         studies.append(Study(scaling, workload, timed, rounds, pace.block_s, pace.warmup_s, taken))
-    for number, one in enumerate(studies):
+    for number, study in enumerate(studies):
         tried = [
-            replace(one, sustained_s=pace.sustained_s, stretched_ranks=size) for size in (here, here * empty.nodes)
+            replace(study, sustained_s=pace.sustained_s, stretched_ranks=size)
+            for size in (per_node, per_node * empty.nodes)
         ]
-        long = next((one for one in tried if one.stretched), None)
-        if long and one.scaling == "weak" and one.workload in stretched:
+        long = next((study for study in tried if study.stretched), None)
+        if long and study.scaling == "weak" and study.workload in stretched:
             studies[number] = long
             break
     return replace(
@@ -199,16 +200,16 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
     In all other studies each rank times its own forward passes. Where it cannot, because the model is compiled, the arm
     is added too.
     """
-    every = [arm for wanted in arms.values() for arm in wanted]
+    planned = [arm for wanted in arms.values() for arm in wanted]
     sizes = {
         key: _largest(wanted)
         for key, wanted in arms.items()
         if (layout is None or key[0] == "weak") and not all(arm.infers for arm in wanted)
     }
     largest = max(sizes.values(), default=1)
-    ranks = _ranks_compared(every, layout, largest)
+    ranks = _ranks_compared(planned, layout, largest)
     candidates = [key for key, size in sizes.items() if key[0] == "weak" and size == largest]
-    is_there = ("each", ranks) in {(arm.kind, arm.world_size) for arm in every}
+    is_there = ("each", ranks) in {(arm.kind, arm.world_size) for arm in planned}
     if candidates and not is_there and (layout is not None or ranks > 1):
         # Chosen by name, independently of the order of questions.
         key = min(candidates, key=lambda candidate: candidate[1].name)

@@ -78,8 +78,8 @@ class Study:
     @property
     def stretched(self) -> Arm | None:
         """The arm that is trained in one stretch; None if there is no stretch."""
-        usual = (one for one in self.arms if one.kind == "ddp" and one.placement == "packed" and one.variant == USUAL)
-        return next((one for one in usual if one.world_size == self.stretched_ranks and self.sustained_s), None)
+        usual = (arm for arm in self.arms if arm.kind == "ddp" and arm.placement == "packed" and arm.variant == USUAL)
+        return next((arm for arm in usual if arm.world_size == self.stretched_ranks and self.sustained_s), None)
 
     def turn(self, seed: int, number: int) -> int:
         """Local rank, the same on every node, whose turn it is in round `number`: the group that contains it trains
@@ -195,7 +195,7 @@ class Plan:
             raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
         if not 1 <= self.launches <= MOST_LAUNCHES:
             raise ValueError(f"a plan is for {self.launches!r} launches; expected 1 to {MOST_LAUNCHES}")
-        latest = max((one.launch for one in (*self.timed, *self.training_runs)), default=1)
+        latest = max((study.launch for study in (*self.timed, *self.training_runs)), default=1)
         if latest > self.launches:
             raise ValueError(f"a plan for {self.launches!r} launches has a study in launch {latest}")
 
@@ -220,7 +220,7 @@ class Plan:
         return self._of_families("samples")
 
     def _of_families(self, name: str) -> str:
-        return " or ".join(dict.fromkeys(getattr(one.workload.family, name) for one in self._trained))
+        return " or ".join(dict.fromkeys(getattr(study.workload.family, name) for study in self._trained))
 
     @property
     def _trained(self) -> list[Study | TrainingRun]:
@@ -233,7 +233,7 @@ class Plan:
 
     @property
     def _most_ranks(self) -> int:
-        return max([one.world_size for one in self._trained] + [self.probes.world_size if self.probes else 0])
+        return max([study.world_size for study in self._trained] + [self.probes.world_size if self.probes else 0])
 
     def joined(self, other: Plan) -> Plan:
         """This plan with the studies of another one on the same nodes, measured by another launch."""
@@ -249,8 +249,8 @@ class Plan:
     def part(self, ids: Collection[str]) -> Plan:
         """The plan of some of its studies, for the same ranks."""
 
-        def has(one: Any) -> bool:
-            return one is not None and one.id in ids
+        def has(study: Any) -> bool:
+            return study is not None and study.id in ids
 
         return replace(
             self, studies=tuple(filter(has, self.studies)), training_runs=tuple(filter(has, self.training_runs)),
@@ -262,24 +262,24 @@ class Plan:
     def study_ids(self) -> tuple[str, ...]:
         """Ids of all studies, in the order of measurement."""
         runs = sorted(self.training_runs, key=lambda run: run.launch)
-        return tuple(one.id for one in (*sorted(self.timed, key=lambda one: one.launch), *runs))
+        return tuple(study.id for study in (*sorted(self.timed, key=lambda study: study.launch), *runs))
 
     @property
     def timed(self) -> tuple[AnyStudy, ...]:
         """All that is timed in rounds, probes first and pairs last."""
-        return tuple(one for one in (self.probes, *self.studies, self.pairs) if one is not None)
+        return tuple(study for study in (self.probes, *self.studies, self.pairs) if study is not None)
 
     @cached_property
     def _by_id(self) -> dict[str, AnyStudy | TrainingRun]:
-        return {one.id: one for one in (*self.timed, *self.training_runs)}
+        return {study.id: study for study in (*self.timed, *self.training_runs)}
 
     def study(self, study_id: str) -> Study | None:
         """The study of that id, or None."""
-        return found if isinstance(found := self._by_id.get(study_id), Study) else None
+        return study if isinstance(study := self._by_id.get(study_id), Study) else None
 
     def training_run(self, study_id: str) -> TrainingRun | None:
         """The whole run of that id, or None."""
-        return found if isinstance(found := self._by_id.get(study_id), TrainingRun) else None
+        return run if isinstance(run := self._by_id.get(study_id), TrainingRun) else None
 
     def arm(self, study_id: str, name: str) -> Arm | None:
         """The arm of that name in any study, the probes or the pairs; None if there is none."""
@@ -299,7 +299,7 @@ class Plan:
 
     def fits_nodes(self, study_id: str) -> bool:
         """Whether each node measures that study by itself, so that the others can do so after a node is lost."""
-        found = self._by_id.get(study_id)
-        if isinstance(found, TrainingRun):
-            return found.nodes == 1
-        return isinstance(found, Study | ProbeStudy) and all(map(self.layout.fits_node, found.arms))
+        study = self._by_id.get(study_id)
+        if isinstance(study, TrainingRun):
+            return study.nodes == 1
+        return isinstance(study, Study | ProbeStudy) and all(map(self.layout.fits_node, study.arms))

@@ -59,14 +59,14 @@ VARIABLES = (
 
 def variable_of(name: str, value: str) -> Variable | None:
     """The variable of this name, if this value sets it."""
-    for one in VARIABLES:
-        if fnmatchcase(name, one.name) and not re.fullmatch(one.unset, value.strip(), re.IGNORECASE):
-            return one
+    for variable in VARIABLES:
+        if fnmatchcase(name, variable.name) and not re.fullmatch(variable.unset, value.strip(), re.IGNORECASE):
+            return variable
     return None
 
 
 def is_selected(adapter: str, hca: str) -> bool:
     """Whether NCCL_IB_HCA selects it: by the beginning of its name, or with ``=`` by its name; ``^`` excludes."""
-    is_exact, names = "=" in hca[:2], {one.partition(":")[0] for one in hca.lstrip("^=").split(",")}
+    is_exact, names = "=" in hca[:2], {name.partition(":")[0] for name in hca.lstrip("^=").split(",")}
     is_named = adapter in names if is_exact else adapter.startswith(tuple(names))
     return is_named != hca.startswith("^")

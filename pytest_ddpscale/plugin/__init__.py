@@ -16,8 +16,8 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.plugin.items import (
     EMPTY,
-    TOLD,
-    Told,
+    STATE,
+    SessionState,
     asked_for,
     case_of,
     lift_time_limit,
@@ -48,12 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the command-line options, each also an ini key."""
     group = parser.getgroup("ddpscale", "GPU cluster acceptance")
     for option in OPTIONS.values():
-        how: dict[str, Any] = {"action": "append" if option.repeats else "store", "metavar": option.metavar}
+        settings: dict[str, Any] = {"action": "append" if option.repeats else "store", "metavar": option.metavar}
         if option.metavar is None:
-            how = {"action": "store_true"}
+            settings = {"action": "store_true"}
         elif option.alone:
-            how |= {"nargs": "?", "const": option.alone}
-        group.addoption(option.flag, default=None, help=option.help, **how)
+            settings |= {"nargs": "?", "const": option.alone}
+        group.addoption(option.flag, default=None, help=option.help, **settings)
         parser.addini(option.name, option.help, default="")
 
 
@@ -63,9 +63,9 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
 
     known = [option.flag for option in OPTIONS.values()]
     flags = [flag for arg in args if arg.startswith("--") and (flag := arg.partition("=")[0]) not in known]
-    told = [REMOVED.get(f"pytest {flag}") or did_you_mean(flag, known, 0.7).removeprefix("; ") for flag in flags]
-    if any(told):
-        parser.extra_info["ddpscale"] = ", ".join(filter(None, told))
+    hints = [REMOVED.get(f"pytest {flag}") or did_you_mean(flag, known, 0.7).removeprefix("; ") for flag in flags]
+    if any(hints):
+        parser.extra_info["ddpscale"] = ", ".join(filter(None, hints))
 
 
 @pytest.hookimpl(tryfirst=True)  # before plugins that are refused begin anything
@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
     with usage_errors():
         settings = settings_from(vars(config.option), ini)
-    config.stash[TOLD] = Told(settings)
+    config.stash[STATE] = SessionState(settings)
     if settings.sku_was_given or settings.judge or settings.resume:
         refuse_options(config)
     # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
@@ -86,19 +86,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Generate one item per requirement of the marked metrics."""
-    told = metafunc.config.stash[TOLD]
-    if not uses(metafunc.definition, "requirement") or told.refusal:
+    state = metafunc.config.stash[STATE]
+    if not uses(metafunc.definition, "requirement") or state.refusal:
         return
     from pytest_ddpscale.thresholds.cases import nightly_uniformity
 
     try:
         metrics = marked_metrics(metafunc.definition)
-        every = source_of(metafunc.config).cases
-        cases = [case for case in every if case.requirement.metric in metrics]
-        nightly = nightly_uniformity(every)
+        cases_of_run = source_of(metafunc.config).cases
+        cases = [case for case in cases_of_run if case.requirement.metric in metrics]
+        nightly = nightly_uniformity(cases_of_run)
     except pytest.UsageError as error:
         # If raised here, pytest would print a traceback for each test module.
-        told.refusal, cases, nightly = error, [], []
+        state.refusal, cases, nightly = error, [], []
     parameters = [pytest.param(case, marks=pytest.mark.node_health if case in nightly else ()) for case in cases]
     ids = [case.name for case in cases]
     metafunc.parametrize("requirement", parameters or [EMPTY], ids=ids or None, indirect=True)
@@ -121,7 +121,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     """Drop tests of metrics without requirements before pytest counts them."""
     report = yield
     if report.passed:
-        report.result = [one for one in report.result if asked_for(one) is not EMPTY]
+        report.result = [item for item in report.result if asked_for(item) is not EMPTY]
     return report
 
 
@@ -135,7 +135,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect world sizes that --ddp-world-sizes excludes."""
-    told = config.stash[TOLD]
+    told = config.stash[STATE]
     if refusal := told.refusal:
         items.clear()
         if not hasattr(config, "workeroutput"):
@@ -157,7 +157,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
     if sys.exc_info()[1] is not None:
         return  # pytest also calls this hook while it handles an interrupt or a missing file
-    config, told = session.config, session.config.stash[TOLD]
+    config, told = session.config, session.config.stash[STATE]
     if not (cases := [case for item in session.items if (case := case_of(item))]):
         # pytest calls this hook after a refusal too; another error would hide it.
         if _was_asked(config) and not (told.refusal or told.source or hasattr(config, "workerinput")):
@@ -177,7 +177,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     """Print the plan; where there is no test at all, how to begin."""
-    source = config.stash[TOLD].source
+    source = config.stash[STATE].source
     is_picky = config.option.keyword or config.option.markexpr or config.args_source == pytest.Config.ArgsSource.ARGS
     if not (items or is_picky or _was_asked(config)):
         return ["ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine, =cpu its CPU"]
@@ -195,11 +195,11 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
             lines.append(f"remark: {odd[0]}{more}")
     if source.plan_to_measure is None:
         return lines
-    told = plan_lines(
+    planned = plan_lines(
         source.plan_to_measure, len(source.selected), isolate=subject.settings.is_isolated,
         samples_per_s=source.expected_samples_per_s,
     )  # fmt: skip
-    lines += wrapped(config, told if is_whole else shortened(told))
+    lines += wrapped(config, planned if is_whole else shortened(planned))
     if source.run is not None:
         lines.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")
     return lines
@@ -210,7 +210,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed requirement shows its explanation; one that only warns is an expected failure."""
-    case, told = case_of(item), item.config.stash[TOLD]
+    case, told = case_of(item), item.config.stash[STATE]
     if case is not None and call.when == "call" and told.session:
         from pytest_ddpscale.plugin.end import record_verdict
 
@@ -230,7 +230,7 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before other reports, which carry the exit code
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
     """Conclude, write all reports, and set the exit code by the outcome."""
-    config, told = session.config, session.config.stash[TOLD]
+    config, told = session.config, session.config.stash[STATE]
     if told.workers_refusal:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
     source = told.source
@@ -262,24 +262,24 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> Generator[None, None, None]:
     """Print the outcome and its reason; without -v pytest itself does not print failures by verdict."""
-    told = config.stash[TOLD]
-    if told.judgement is None:
+    state = config.stash[STATE]
+    if state.judgement is None:
         yield
-        for problem in told.problems:
+        for problem in state.problems:
             terminalreporter.write_line(f"ddpscale: {problem}", red=True)
     else:
         from pytest_ddpscale.plugin.end import summarized
 
         yield from summarized(terminalreporter, config)
-    if told.workers_refusal:
-        terminalreporter.write_line(f"ERROR: {told.workers_refusal}", red=True)
+    if state.workers_refusal:
+        terminalreporter.write_line(f"ERROR: {state.workers_refusal}", red=True)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take over an xdist worker's error, which would be an internal error if raised there."""
     if message := getattr(node, "workeroutput", {}).get(_REFUSED):
-        node.config.stash[TOLD].workers_refusal = message
+        node.config.stash[STATE].workers_refusal = message
 
 
 def _was_asked(config: pytest.Config) -> bool:
@@ -293,15 +293,15 @@ def _default_to_acceptance_tests(config: pytest.Config) -> None:
 
     A node id printed by pytest, ``test_scaling.py::…``, is found from any directory.
     """
-    here = Path(config.invocation_params.dir)
-    tests = here / ACCEPTANCE if (here / ACCEPTANCE).is_dir() else packaged(ACCEPTANCE)
+    invocation_dir = Path(config.invocation_params.dir)
+    tests = invocation_dir / ACCEPTANCE if (invocation_dir / ACCEPTANCE).is_dir() else packaged(ACCEPTANCE)
     if config.args_source == pytest.Config.ArgsSource.INVOCATION_DIR:
         config.args[:] = [str(tests)]
     elif config.args_source == pytest.Config.ArgsSource.ARGS and not config.option.pyargs:
-        config.args[:] = [_found(arg, here, tests) for arg in config.args]
+        config.args[:] = [_matching_tests(arg, invocation_dir, tests) for arg in config.args]
 
 
-def _found(arg: str, here: Path, tests: Path) -> str:
+def _matching_tests(arg: str, invocation_dir: Path, tests: Path) -> str:
     path, colons, names = arg.partition("::")
     file = tests / path.removeprefix(f"{ACCEPTANCE}/")
-    return arg if (here / path).exists() or not path or not file.is_file() else f"{file}{colons}{names}"
+    return arg if (invocation_dir / path).exists() or not path or not file.is_file() else f"{file}{colons}{names}"

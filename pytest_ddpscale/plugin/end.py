@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpscale.errors import BadInput, WritingError
 from pytest_ddpscale.plugin.fixtures import RequirementNotMet, explained
-from pytest_ddpscale.plugin.items import TOLD, session_of, source_of
+from pytest_ddpscale.plugin.items import STATE, session_of, source_of
 from pytest_ddpscale.report.explain import verdict_properties
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines, tested_line
@@ -47,13 +47,13 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
 
     A test that fails or is skipped for another reason than its verdict is recorded, and the run is not accepted.
     """
-    told, raised = item.config.stash[TOLD], call.excinfo.value if call.excinfo is not None else None
+    state, raised = item.config.stash[STATE], call.excinfo.value if call.excinfo is not None else None
     if isinstance(raised, RequirementNotMet):
         verdict = raised.verdict
         report.longrepr = str(raised)
         setattr(report, _JUDGED_BY_US, True)
-        if verdict.blocks(allows_unmeasured=told.settings.allow_incomplete):
-            told.shown.append(verdict.id)
+        if verdict.blocks(allows_unmeasured=state.settings.allow_incomplete):
+            state.shown.append(verdict.id)
             return
         report.outcome = "skipped"
         report.wasxfail = (
@@ -64,47 +64,47 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
     # pytest-timeout, and others, call pytest.fail where the test happens to be.
     if isinstance(raised, TimeoutError | pytest.fail.Exception) and re.search("(?i)time-?out", repr(raised)):
         why = f"ran into a time-out: {one_line(str(raised)).rstrip('.')}"
-    told.spoiled.append(Blocker("test", item.name, why))
+    state.spoiled.append(Blocker("test", item.name, why))
     if report.failed:
-        told.shown.append(item.name)
+        state.shown.append(item.name)
 
 
 def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSession) -> None:
     """Conclude, write all reports, and set the exit code by the outcome."""
     interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-    told, source = session.config.stash[TOLD], acceptance.source
+    state, source = session.config.stash[STATE], acceptance.source
     assert source.run is not None
-    told.problems = [source.writing_problem] if source.writing_problem else []
+    state.problems = [source.writing_problem] if source.writing_problem else []
     try:
         try:
             source.close("interrupted" if interrupted else "finished")
         except WritingError as error:
-            told.problems.append(f"run.json could not be updated: it {error.found}")
+            state.problems.append(f"run.json could not be updated: it {error.found}")
         stopped = one_line(str(session.shouldstop or session.shouldfail or ""))
-        judgement = acceptance.conclude(interrupted=interrupted, spoiled=told.spoiled, stopped=stopped)
+        judgement = acceptance.conclude(interrupted=interrupted, spoiled=state.spoiled, stopped=stopped)
         record = source.measured_run.read_run()
         evidence = source.measured_so_far()
     except BadInput as error:  # the run directory broke meanwhile, so nothing can be concluded
-        told.problems.append(str(error))
+        state.problems.append(str(error))
     else:
-        told.judgement, told.record = judgement, record
-        told.problems += write_reports(source.run, judgement, record, evidence)
-        told.forgotten = acceptance.remember(judgement)
+        state.judgement, state.record = judgement, record
+        state.problems += write_reports(source.run, judgement, record, evidence)
+        state.forgotten = acceptance.remember(judgement)
     if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return  # pytest itself reports that it did not finish
-    if told.judgement is not None:
-        _show_blockers(session, told.judgement)
-    if told.problems or told.judgement is None or (told.judgement.blockers and not told.judgement.rehearsed):
+    if state.judgement is not None:
+        _show_blockers(session, state.judgement)
+    if state.problems or state.judgement is None or (state.judgement.blockers and not state.judgement.rehearsed):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
     """Have pytest count blockers of acceptance that no item has shown as a failure, in a rehearsal as expected."""
-    shown, plugins = Counter(session.config.stash[TOLD].shown), session.config.pluginmanager
+    shown, plugins = Counter(session.config.stash[STATE].shown), session.config.pluginmanager
     # Without the terminal reporter, which would show progress beyond 100 %.
     terminal: Any = plugins.getplugin("terminalreporter")
     log = plugins.subset_hook_caller("pytest_runtest_logreport", [terminal])
-    verdicts = {one.id: one for one in judgement.verdicts}
+    verdicts = {verdict.id: verdict for verdict in judgement.verdicts}
     for blocker in judgement.blockers:
         name = blocker.name
         if shown[name]:
@@ -127,7 +127,7 @@ def summarized(reporter: pytest.TerminalReporter, config: pytest.Config) -> Gene
     kept = dict(reporter.stats)
     if config.get_verbosity() <= 0:
         for name, reports in kept.items():
-            reporter.stats[name] = [one for one in reports if not hasattr(one, _JUDGED_BY_US)]
+            reporter.stats[name] = [report for report in reports if not hasattr(report, _JUDGED_BY_US)]
     try:
         yield
     finally:
@@ -137,19 +137,19 @@ def summarized(reporter: pytest.TerminalReporter, config: pytest.Config) -> Gene
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the outcome with its cause and the report's path; unless -q, what blocks acceptance; with -v everything."""
-    told, run, verbosity = config.stash[TOLD], source_of(config).run, config.get_verbosity()
-    judgement = told.judgement
+    state, run, verbosity = config.stash[STATE], source_of(config).run, config.get_verbosity()
+    judgement = state.judgement
     assert judgement is not None
     lines_of = quiet_lines if verbosity < 0 else table_lines if verbosity > 0 else brief_lines
     if verbosity >= 0:
         reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
-    for line, style in lines_of(judgement, reporter._tw.fullwidth, told.record):
+    for line, style in lines_of(judgement, reporter._tw.fullwidth, state.record):
         reporter.write_line(line, **{_COLOURS[style]: True} if style else {})
-    if verbosity >= 0 and (tested := tested_line(judgement, told.record)):
+    if verbosity >= 0 and (tested := tested_line(judgement, state.record)):
         reporter.write_line(tested)
     if run is not None and (run.path / "report.html").exists():
         reporter.write_line(f"report: {run.path / 'report.html'}")
-    for problem in told.problems:
+    for problem in state.problems:
         reporter.write_line(problem, red=True)
-    if told.forgotten:
-        reporter.write_line(told.forgotten, yellow=True)
+    if state.forgotten:
+        reporter.write_line(state.forgotten, yellow=True)

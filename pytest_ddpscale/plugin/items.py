@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.cases import AnyCase
 
 
-class Told:
+class SessionState:
     """Data that hooks pass to later hooks."""
 
     def __init__(self, settings: Settings) -> None:
@@ -40,7 +40,7 @@ class Told:
         self.forgotten = ""  # why this run is missing in the history
 
 
-TOLD: pytest.StashKey[Told] = pytest.StashKey()
+STATE: pytest.StashKey[SessionState] = pytest.StashKey()
 # With any of these options pytest runs no test, so nothing is measured or concluded.
 _NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
 EMPTY = object()  # the parameter of a test whose metrics no requirement has
@@ -63,23 +63,23 @@ def source_of(config: pytest.Config) -> EvidenceSource:
     Raises:
         pytest.UsageError: thresholds, SKU or options are invalid.
     """
-    told = config.stash[TOLD]
+    told = config.stash[STATE]
     if told.source is None:
         from pytest_ddpscale.session.evidence import find_source
         from pytest_ddpscale.session.open import Site
 
         refuse_options(config)
-        here = Path(config.invocation_params.dir)
-        asked = tuple(sys.argv), nothing_runs(config), asked_again(config), paths_again(config)
+        invocation_dir = Path(config.invocation_params.dir)
+        invocation = tuple(sys.argv), nothing_runs(config), rerun_options(config), rerun_paths(config)
         with usage_errors():
             refuse_unread_variables(os.environ)
-            told.source = find_source(Site(told.settings, config.rootpath, here, *asked))
+            told.source = find_source(Site(told.settings, config.rootpath, invocation_dir, *invocation))
     return told.source
 
 
 def session_of(config: pytest.Config) -> AcceptanceSession:
     """The acceptance session, which judges. Raises as `source_of`."""
-    told = config.stash[TOLD]
+    told = config.stash[STATE]
     if told.session is None:
         from pytest_ddpscale.session.session import AcceptanceSession
 
@@ -92,14 +92,14 @@ def nothing_runs(config: pytest.Config) -> bool:
     return any(getattr(config.option, name, False) for name in _NOTHING_RUNS)
 
 
-def asked_again(config: pytest.Config) -> dict[str, str]:
+def rerun_options(config: pytest.Config) -> dict[str, str]:
     """Options on the command line about how to measure and judge, by flag; empty for a switch."""
     again = [option for option in OPTIONS.values() if option.about != "one run"]
     given = {option.flag: getattr(config.option, option.name, None) for option in again}
     return {flag: "" if value is True else str(value) for flag, value in given.items() if value not in (None, False)}
 
 
-def paths_again(config: pytest.Config) -> tuple[str, ...]:
+def rerun_paths(config: pytest.Config) -> tuple[str, ...]:
     """Files and directories named on the command line, without test names."""
     if config.args_source != pytest.Config.ArgsSource.ARGS:
         return ()
@@ -110,8 +110,8 @@ def paths_again(config: pytest.Config) -> tuple[str, ...]:
 def wrapped(config: pytest.Config, lines: Iterable[str]) -> list[str]:
     """Lines that are no wider than the terminal, broken between words only."""
     columns = config.get_terminal_writer().fullwidth
-    broken = (wrap(one, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-              for one in lines)  # fmt: skip
+    broken = (wrap(line, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+              for line in lines)  # fmt: skip
     return [line for one in broken for line in one]
 
 
@@ -129,8 +129,8 @@ def case_of(item: pytest.Item) -> AnyCase | None:
 def uses(item: pytest.Item, fixture: str) -> bool:
     """Whether a test uses this plugin's fixture of that name, not one of its own project."""
     info: Any = getattr(item, "_fixtureinfo", None)
-    found: Any = info and info.name2fixturedefs.get(fixture)
-    return bool(found) and found[-1].func.__module__ == f"{__package__}.fixtures"
+    definitions: Any = info and info.name2fixturedefs.get(fixture)
+    return bool(definitions) and definitions[-1].func.__module__ == f"{__package__}.fixtures"
 
 
 def may_measure(item: pytest.Item) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.plugin.items import TOLD
+from pytest_ddpscale.plugin.items import STATE
 
 if TYPE_CHECKING:
     from pytest_ddpscale.session.evidence import EvidenceSource
@@ -42,7 +42,7 @@ class _Concluded:
     """Adds the outcome to the report."""
 
     def __init__(self, session: pytest.Session, source: EvidenceSource) -> None:
-        self._told, self._source = session.config.stash[TOLD], source
+        self._state, self._source = session.config.stash[STATE], source
         self._passed = defaultdict[str, set[str]](set)  # stages, by test
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -52,8 +52,8 @@ class _Concluded:
     @pytest.hookimpl(optionalhook=True, trylast=True)  # after any other plugin that adds numbers
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
         """Add the outcome, turn interrupted tests into errors, and replace numbers that JSON lacks."""
-        judgement = self._told.judgement
-        outcome, lead, counts = None, "; ".join(self._told.problems), ""
+        judgement = self._state.judgement
+        outcome, lead, counts = None, "; ".join(self._state.problems), ""
         if judgement is not None:
             from pytest_ddpscale.report.causes import counts_text, headline
 

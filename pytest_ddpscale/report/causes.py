@@ -67,7 +67,7 @@ _OF_FLAG: Mapping[str, CauseId] = {
 }  # fmt: skip
 _OF_OPEN: Mapping[str, CauseId] = {"host-bound": "host-bound", "implausible": "implausible-value"}
 _Who = tuple[Any, ...]  # kind, host and GPU, those of the other end
-_Found = list[tuple[Culprit, Verdict]]
+_Accusations = list[tuple[Culprit, Verdict]]
 
 
 @dataclass(frozen=True)
@@ -111,37 +111,39 @@ _LATEST: list[tuple[Judgement, tuple[Cause, ...]]] = []
 def _causes(judgement: Judgement) -> tuple[Cause, ...]:
     blocking = [verdict for verdict in judgement.verdicts if judgement.is_blocked_by(verdict)]
     missing = missing_gpus(judgement)
-    found = [*_of_devices(blocking, missing, judgement), *_of_missing_gpus(missing, blocking)]
-    explained = {name for cause in found for name in cause.explains}
+    by_weight = [*_of_devices(blocking, missing, judgement), *_of_missing_gpus(missing, blocking)]
+    explained = {name for cause in by_weight for name in cause.explains}
     left = [verdict for verdict in blocking if verdict.id not in explained]
-    found += [*_of_other_blockers(judgement), *_of_nobody(left, judgement)]
-    failed, errors = ({one.id for one in blocking if one.outcome == what} for what in ("failed", "error"))
+    by_weight += [*_of_other_blockers(judgement), *_of_nobody(left, judgement)]
+    failed, errors = (
+        {verdict.id for verdict in blocking if verdict.outcome == outcome} for outcome in ("failed", "error")
+    )
     # Only a run that ended and was rejected drains a node, and only for a GPU or a node that certainly failed.
     drains = judgement.outcome == "rejected" and not judgement.unfinished
 
     def in_order(cause: Cause) -> tuple[object, ...]:
-        is_of_nobody = not any(one.is_certain for one in cause.culprits)
+        is_of_nobody = not any(culprit.is_certain for culprit in cause.culprits)
         severity, *others = _weight(cause)
         # An error is why others have no data.
         return failed.isdisjoint(cause.explains), severity, is_of_nobody, errors.isdisjoint(cause.explains), *others
 
     def category(cause: Cause) -> Category:
-        is_certain = any(one.is_certain and one.kind != "link" for one in cause.culprits)
+        is_certain = any(culprit.is_certain and culprit.kind != "link" for culprit in cause.culprits)
         is_isolated = drains and is_certain and not failed.isdisjoint(cause.explains)
         return CAUSES[cause.id].category if is_isolated else "CHECK"
 
-    return tuple(replace(cause, category=category(cause)) for cause in sorted(found, key=in_order))
+    return tuple(replace(cause, category=category(cause)) for cause in sorted(by_weight, key=in_order))
 
 
 def warnings(judgement: Judgement) -> tuple[Cause, ...]:
     """Devices that certainly miss bounds that only warn and cause nothing else; those with most misses first."""
-    missed = [one for one in judgement.verdicts if only_warns(one) and one.outcome == "failed"]
-    told = {culprit.identity for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
-    found = [
-        replace(one, category="MONITOR") for one in _of_devices(missed, {}, judgement)
-        if told.isdisjoint(culprit.identity for culprit in one.culprits)
+    missed = [verdict for verdict in judgement.verdicts if only_warns(verdict) and verdict.outcome == "failed"]
+    named = {culprit.identity for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
+    warned = [
+        replace(cause, category="MONITOR") for cause in _of_devices(missed, {}, judgement)
+        if named.isdisjoint(culprit.identity for culprit in cause.culprits)
     ]  # fmt: skip
-    return tuple(sorted(found, key=_weight))
+    return tuple(sorted(warned, key=_weight))
 
 
 def warning_text(cause: Cause) -> str:
@@ -152,7 +154,7 @@ def warning_text(cause: Cause) -> str:
 
 def _weight(cause: Cause) -> tuple[int, int, float]:
     """Sort key: severity, then how much a cause explains, then slowdown."""
-    slowdown = max((one.slowdown or 0.0 for one in cause.culprits), default=0.0)
+    slowdown = max((culprit.slowdown or 0.0 for culprit in cause.culprits), default=0.0)
     return cause.severity, -len(cause.explains), -slowdown
 
 
@@ -163,21 +165,21 @@ def headline(judgement: Judgement, run: RunRecord | None = None) -> str:
     how much is met. If no cause names a device, it adds one that certainly misses a warning bound. With its run.json,
     of a run that was imported it says what was.
     """
-    found, left_out, imported = causes(judgement), judgement.not_selected, imported_text(judgement, run)
-    is_caused = bool(found) and not (imported or judgement.accepts or judgement.outcome == "partial")
-    told, rest = imported or outcome_text(judgement), changes_by_site(judgement) * bool(imported)
+    ranked, left_out, imported = causes(judgement), judgement.not_selected, imported_text(judgement, run)
+    is_caused = bool(ranked) and not (imported or judgement.accepts or judgement.outcome == "partial")
+    text, rest = imported or outcome_text(judgement), changes_by_site(judgement) * bool(imported)
     if is_caused:
-        told, rest = f"{outcome_word(judgement.outcome)}: {found[0].sentence}", changes_by_site(judgement)
-    if left_out and judgement.outcome != "partial" and f"{left_out} not selected" not in told:
+        text, rest = f"{outcome_word(judgement.outcome)}: {ranked[0].sentence}", changes_by_site(judgement)
+    if left_out and judgement.outcome != "partial" and f"{left_out} not selected" not in text:
         rest.insert(0, f"{left_out} of {len(judgement.verdicts) + left_out} requirements not selected")
-    if not is_caused or not any(cause.culprits for cause in found):
+    if not is_caused or not any(cause.culprits for cause in ranked):
         rest = [*map(warning_text, warnings(judgement)[:1]), *rest]
     if is_caused:
-        counts = [explained_text(found[0].explains, judgement, only_worst=True)] if judgement.blockers[1:] else []
-        counts += [f"{count_text(len(found) - 1, 'more cause')} below"] if found[1:] else []
+        counts = [explained_text(ranked[0].explains, judgement, only_worst=True)] if judgement.blockers[1:] else []
+        counts += [f"{count_text(len(ranked) - 1, 'more cause')} below"] if ranked[1:] else []
         counted = f" ({'; '.join(counts)})" if counts else ""
-        told = _shortened(told, _LONGEST_HEADLINE - len("; ".join([counted, *rest]))) + counted
-    return "; ".join([told, *rest])
+        text = _shortened(text, _LONGEST_HEADLINE - len("; ".join([counted, *rest]))) + counted
+    return "; ".join([text, *rest])
 
 
 def _shortened(sentence: str, room: int) -> str:
@@ -191,23 +193,27 @@ def counts_text(judgement: Judgement) -> str:
     The total is of the selected requirements; others are counted at the end. pytest, JUnit and the exit code count
     every blocker as a failure.
     """
-    count = Counter(_standing(one, judgement) for one in judgement.verdicts)
+    count = Counter(_standing(verdict, judgement) for verdict in judgement.verdicts)
     unmet = {word: count[word] for word, *_ in UNMET.values() if count[word]}
-    told = ", ".join(f"{number} {word}" for word, number in unmet.items())
-    what = f"not met ({told})" if len(unmet) > 1 else "".join(unmet) or "passed"
+    counts = ", ".join(f"{number} {word}" for word, number in unmet.items())
+    counted = f"not met ({counts})" if len(unmet) > 1 else "".join(unmet) or "passed"
     total = count_text(len(judgement.verdicts), "requirement")
-    parts = [f"{sum(unmet.values()) or count['passed']} of {total} {what}"]
+    parts = [f"{sum(unmet.values()) or count['passed']} of {total} {counted}"]
     parts += [f"{count['passed']} passed"] if unmet else []
-    is_whole = any(one.kind == "run" for one in judgement.blockers) and not judgement.rehearsed
+    is_whole = any(blocker.kind == "run" for blocker in judgement.blockers) and not judgement.rehearsed
     further = (
         (count["waived"], "waived", "waived"),
         (count["allowed"], "not measured, as allowed", "not measured, as allowed"),
         (count["warned"], "only warns", "only warn"),
-        (sum(one.kind == "test" for one in judgement.blockers), "test failed or skipped", "tests failed or skipped"),
+        (
+            sum(blocker.kind == "test" for blocker in judgement.blockers),
+            "test failed or skipped",
+            "tests failed or skipped",
+        ),
         (int(is_whole), "failure: the run as a whole", ""),
         (judgement.not_selected, "not selected", "not selected"),
     )
-    return ", ".join([*parts, *(count_text(*one) for one in further if one[0])])
+    return ", ".join([*parts, *(count_text(*count) for count in further if count[0])])
 
 
 def _standing(verdict: Verdict, judgement: Judgement) -> str:
@@ -222,13 +228,13 @@ def _standing(verdict: Verdict, judgement: Judgement) -> str:
 def explained_text(explains: Collection[str], judgement: Judgement, *, only_worst: bool = False) -> str:
     """``5 of 5 failures and 1 of 2 undecided``: how many unmet requirements one cause explains; or only the first."""
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
-    outcomes: dict[str, VerdictOutcome] = {one.id: one.outcome for one in blocking}
-    outcomes |= {one.name: "failed" for one in judgement.other_blockers}  # a test, or the run as a whole
+    outcomes: dict[str, VerdictOutcome] = {verdict.id: verdict.outcome for verdict in blocking}
+    outcomes |= {blocker.name: "failed" for blocker in judgement.other_blockers}  # a test, or the run as a whole
     count = Counter(outcomes.values())
-    found = Counter(outcomes[name] for name in outcomes.keys() & explains)
+    counts = Counter(outcomes[name] for name in outcomes.keys() & explains)
     parts = [
-        f"{found[one]} of {count_text(count[one], *nouns)}"
-        for one, (_, *nouns) in UNMET.items() if found[one]
+        f"{counts[outcome]} of {count_text(count[outcome], *nouns)}"
+        for outcome, (_, *nouns) in UNMET.items() if counts[outcome]
     ]  # fmt: skip
     return " and ".join(parts[:1] if only_worst else parts)
 
@@ -240,12 +246,12 @@ def missing_gpus(judgement: Judgement) -> dict[str, list[Culprit]]:
     """
     gpus = judgement.coverage.gpus if judgement.coverage is not None else []
     open_ = {v.id for v in judgement.verdicts if v.outcome in ("inconclusive", "not_measured")}
-    found: dict[str, list[Culprit]] = defaultdict(list)
-    for gpu in sorted(gpus, key=lambda one: -one.rounds_missing):
+    by_host: dict[str, list[Culprit]] = defaultdict(list)
+    for gpu in sorted(gpus, key=lambda gpu: -gpu.rounds_missing):
         why = because("not-measured-with-peers", gpu.rounds_missing)
         for name in open_.intersection(gpu.missing_in):
-            found[name].append(Culprit("gpu", (gpu.place,), why, is_certain=False, evidence=say(why)))
-    return found
+            by_host[name].append(Culprit("gpu", (gpu.place,), why, is_certain=False, evidence=say(why)))
+    return by_host
 
 
 def _of_devices(
@@ -255,33 +261,35 @@ def _of_devices(
 
     A lost GPU also explains what its absence left undecided, and a slow device what is undecided for its slowness.
     """
-    by_who: dict[_Who, _Found] = defaultdict(list)
+    by_who: dict[_Who, _Accusations] = defaultdict(list)
     for verdict in blocking:
         for culprit in verdict.culprits:
             if culprit.is_certain:
                 by_who[culprit.identity].append((culprit, verdict))
-    slow = {who for who, found in by_who.items() if _slowdown(found)}
+    slow = {who for who, accusations in by_who.items() if _slowdown(accusations)}
     for verdict in blocking:
-        further = [one for one in verdict.culprits if one.identity in slow and _would_pass(verdict, one)]
+        further = [
+            culprit for culprit in verdict.culprits if culprit.identity in slow and _would_pass(verdict, culprit)
+        ]
         for culprit in (*further, *missing.get(verdict.id, ())):
             if culprit.identity in by_who:
                 by_who[culprit.identity].append((culprit, verdict))
     merged = []
     for who in [one for one in by_who if one[0] == "node"]:
-        found = by_who.pop(who)
-        there = {gpu: own for gpu, own in by_who.items() if gpu[0] == "gpu" and gpu[1][0] == who[1][0]}
-        if slowdown := _slowdown(found):
+        accusations = by_who.pop(who)
+        on_node = {gpu: own for gpu, own in by_who.items() if gpu[0] == "gpu" and gpu[1][0] == who[1][0]}
+        if slowdown := _slowdown(accusations):
             # One slow GPU does not explain a slowdown of its whole node: name both.
-            both = [gpu for gpu, own in there.items() if _slowdown(own) > slowdown and _ids(own) & _ids(found)]
-            found = found + [one for gpu in both for one in by_who.pop(gpu)]
+            both = [gpu for gpu, own in on_node.items() if _slowdown(own) > slowdown and _ids(own) & _ids(accusations)]
+            accusations = accusations + [one for gpu in both for one in by_who.pop(gpu)]
         else:
-            explained = {one.id for _, one in found if any(_explains(own, one) for own in there.values())}
-            for own in there.values():
-                own += [one for one in found if one[1].id in explained and _explains(own, one[1])]
-            found = [one for one in found if one[1].id not in explained]
-        merged.append(found)
+            explained = {one.id for _, one in accusations if any(_explains(own, one) for own in on_node.values())}
+            for own in on_node.values():
+                own += [one for one in accusations if one[1].id in explained and _explains(own, one[1])]
+            accusations = [one for one in accusations if one[1].id not in explained]
+        merged.append(accusations)
     pace = _Pace(judgement)
-    return [_of_device(found, pace) for found in (*merged, *by_who.values()) if found]
+    return [_of_device(accusations, pace) for accusations in (*merged, *by_who.values()) if accusations]
 
 
 def _would_pass(verdict: Verdict, culprit: Culprit) -> bool:
@@ -301,41 +309,41 @@ def _would_pass(verdict: Verdict, culprit: Culprit) -> bool:
 
 def _of_missing_gpus(missing: Mapping[str, Sequence[Culprit]], blocking: Sequence[Verdict]) -> list[Cause]:
     """One cause for all GPUs that are missing and that no verdict names, with what that left undecided."""
-    named = {one.identity for verdict in blocking for one in verdict.culprits if one.is_certain}
-    left = [(one, v.id) for v in blocking for one in missing.get(v.id, ()) if one.identity not in named]
-    suspects = tuple(dict.fromkeys(one for one, _ in left))
-    who = first_few([culprit_name(one) for one in suspects], 2)
+    named = {culprit.identity for verdict in blocking for culprit in verdict.culprits if culprit.is_certain}
+    left = [(culprit, v.id) for v in blocking for culprit in missing.get(v.id, ()) if culprit.identity not in named]
+    suspects = tuple(dict.fromkeys(culprit for culprit, _ in left))
+    who = first_few([culprit_name(culprit) for culprit in suspects], 2)
     explains = frozenset(name for _, name in left)
     return [Cause("lost-gpu", f"{who}: {suspects[0].evidence}", explains, suspects)] if suspects else []
 
 
-def _explains(own: _Found, verdict: Verdict) -> bool:
+def _explains(own: _Accusations, verdict: Verdict) -> bool:
     """Whether the findings on a GPU explain a failure for which its whole node is named."""
     if WRONG_DATA in verdict.flags and any(culprit.computed_wrong for culprit, _ in own):
         return True
     return METRICS[verdict.metric].slowed_by_one_rank and _slowdown(own) > 0
 
 
-def _slowdown(found: _Found) -> float:
+def _slowdown(accusations: _Accusations) -> float:
     """The largest slowdown of a device; 0 if its computation is not slow, or if it computed wrong data."""
-    is_wrong = any(culprit.computed_wrong for culprit, _ in found)
-    return 0.0 if is_wrong else max((culprit.slowdown or 0.0 for culprit, _ in found), default=0.0)
+    is_wrong = any(culprit.computed_wrong for culprit, _ in accusations)
+    return 0.0 if is_wrong else max((culprit.slowdown or 0.0 for culprit, _ in accusations), default=0.0)
 
 
-def _ids(found: _Found) -> frozenset[str]:
-    return frozenset(verdict.id for _, verdict in found)
+def _ids(accusations: _Accusations) -> frozenset[str]:
+    return frozenset(verdict.id for _, verdict in accusations)
 
 
-def _of_device(found: _Found, pace: _Pace) -> Cause:
+def _of_device(accusations: _Accusations, pace: _Pace) -> Cause:
     """The cause for one device, or for a slow node together with its GPUs that are slower still."""
-    of_each: dict[_Who, list[tuple[CauseId, Culprit]]] = defaultdict(list)
-    for culprit, verdict in found:
+    by_device: dict[_Who, list[tuple[CauseId, Culprit]]] = defaultdict(list)
+    for culprit, verdict in accusations:
         # If a GPU explains its node's failures, name only the GPU.
-        if culprit.kind != "node" or found[0][0].kind == "node":
-            of_each[culprit.identity].append((_id_of_device(culprit, verdict, pace), culprit))
+        if culprit.kind != "node" or accusations[0][0].kind == "node":
+            by_device[culprit.identity].append((_id_of_device(culprit, verdict, pace), culprit))
     worst = [
         min(own, key=lambda one: (not one[1].is_certain, CAUSES[one[0]].severity, -(one[1].slowdown or 0)))
-        for own in of_each.values()
+        for own in by_device.values()
     ]
     kind = min((kind for kind, _ in worst), key=lambda kind: CAUSES[kind].severity)
     first, *others = (culprit for _, culprit in worst)
@@ -347,24 +355,29 @@ def _of_device(found: _Found, pace: _Pace) -> Cause:
         sentence = f"{culprit_name(first)} is {first.slowdown:.2f}× slower than {whom} even without communication"
         if 0 < (first.slow_rounds or 0) < (first.rounds or 0):
             sentence += f" in {first.slow_rounds} of {first.rounds} rounds"
-    if shown := next((one.shown for one, _ in found if one.identity == first.identity and one.shown), None):
+    if shown := next(
+        (culprit.shown for culprit, _ in accusations if culprit.identity == first.identity and culprit.shown), None
+    ):
         sentence += f" ({say(shown)})"
-    told = [f"{culprit_name(one)} even {one.slowdown:.2f}×" if one.slowdown else culprit_text(one) for one in others]
-    sentence += f", {first_few(told, 2)}" if told else ""
-    return Cause(kind, sentence, _ids(found), (first, *others))
+    slower = [
+        f"{culprit_name(culprit)} even {culprit.slowdown:.2f}×" if culprit.slowdown else culprit_text(culprit)
+        for culprit in others
+    ]
+    sentence += f", {first_few(slower, 2)}" if slower else ""
+    return Cause(kind, sentence, _ids(accusations), (first, *others))
 
 
 def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
     tests: dict[str, list[str]] = defaultdict(list)
     # A rehearsal passes over the simulation.
-    for one in judgement.other_blockers if not judgement.rehearsed else ():
-        if one.kind == "test":
-            tests[one.reason].append(one.name)
-        elif between := _of_bounds_between_nodes(one, judgement):
+    for blocker in judgement.other_blockers if not judgement.rehearsed else ():
+        if blocker.kind == "test":
+            tests[blocker.reason].append(blocker.name)
+        elif between := _of_bounds_between_nodes(blocker, judgement):
             yield between
         else:
-            kind = "interrupted" if judgement.unfinished else one.cause or "run-not-accepted"
-            yield Cause(kind, headline_of(one.reason), frozenset({one.name}))
+            kind = "interrupted" if judgement.unfinished else blocker.cause or "run-not-accepted"
+            yield Cause(kind, headline_of(blocker.reason), frozenset({blocker.name}))
     for reason, names in tests.items():
         shown = first_few([one_line(name) for name in names], 2)
         who = f"test {shown}" if len(names) == 1 else f"tests {shown}:"
@@ -374,11 +387,17 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
 def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | None:
     """Whom the bounds between nodes name that the run as a whole has to meet; None if that is not why."""
     between = judgement.coverage.between_nodes if judgement.coverage is not None else ()
-    missed = [one for one in judgement.verdicts if one.id in between and one.outcome in ("failed", "inconclusive")]
+    missed = [
+        verdict
+        for verdict in judgement.verdicts
+        if verdict.id in between and verdict.outcome in ("failed", "inconclusive")
+    ]
     named = [(culprit, verdict) for verdict in missed for culprit in verdict.accused]
     if blocker.cause != "run-not-accepted" or judgement.unfinished or not named:
         return None
-    culprit, verdict = min(named, key=lambda one: (one[1].outcome != "failed", not one[0].is_certain))
+    culprit, verdict = min(
+        named, key=lambda accusation: (accusation[1].outcome != "failed", not accusation[0].is_certain)
+    )
     is_missed = "a bound between nodes is missed" if verdict.outcome == "failed" else "undecided"
     sentence, kind = f"{culprit_text(culprit)} ({is_missed})", _id_of_device(culprit, verdict, _Pace(judgement))
     return Cause(kind, sentence, frozenset({blocker.name}), (culprit,))
@@ -386,18 +405,20 @@ def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
     """Failures without a certain culprit; similar ones are merged into one cause."""
-    uniform = [one for one in verdicts if one.is_uniform_loss or _is_shared(one, judgement)]
-    same = {one.id for one in verdicts if one in uniform or (uniform and _shows_same_loss(one))}
+    uniform = [verdict for verdict in verdicts if verdict.is_uniform_loss or _is_shared(verdict, judgement)]
+    same = {verdict.id for verdict in verdicts if verdict in uniform or (uniform and _shows_same_loss(verdict))}
     others: dict[tuple[CauseId, str, str], list[Verdict]] = defaultdict(list)
-    for one in verdicts:
-        if one.id in same:
+    for verdict in verdicts:
+        if verdict.id in same:
             continue
-        kind = _id_of_verdict(one, is_unfinished=judgement.unfinished)
-        is_measured = one.outcome in ("failed", "inconclusive")
-        same_reason = "" if kind in ("interrupted", "environment") else _subject_of(one) if is_measured else one.reason
-        others[kind, one.outcome if same_reason else "", same_reason].append(one)
-    found = [_uniform_loss(uniform, frozenset(same), judgement)] if uniform else []
-    return found + [_of_alike(kind, alike, judgement) for (kind, *_), alike in others.items()]
+        kind = _id_of_verdict(verdict, is_unfinished=judgement.unfinished)
+        is_measured = verdict.outcome in ("failed", "inconclusive")
+        same_reason = (
+            "" if kind in ("interrupted", "environment") else _subject_of(verdict) if is_measured else verdict.reason
+        )
+        others[kind, verdict.outcome if same_reason else "", same_reason].append(verdict)
+    uniform_causes = [_uniform_loss(uniform, frozenset(same), judgement)] if uniform else []
+    return uniform_causes + [_of_alike(kind, alike, judgement) for (kind, *_), alike in others.items()]
 
 
 def _is_shared(verdict: Verdict, judgement: Judgement) -> bool:
@@ -409,24 +430,24 @@ def _is_shared(verdict: Verdict, judgement: Judgement) -> bool:
 
 def _limit_of_all(judgement: Judgement) -> float | None:
     """By how much any GPU is slower than its peers at most; None if that was not shown of all."""
-    compared = [one for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
-    is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
-    is_shown = compared and not is_any_slow and all(one.passed for one in compared)
-    return max(one.bound_value for one in compared) - 1 if is_shown else None
+    compared = [verdict for verdict in judgement.verdicts if verdict.metric == RANK_UNIFORMITY.name]
+    is_any_slow = any(culprit.slowdown and culprit.is_certain for v in judgement.verdicts for culprit in v.culprits)
+    is_shown = compared and not is_any_slow and all(verdict.passed for verdict in compared)
+    return max(verdict.bound_value for verdict in compared) - 1 if is_shown else None
 
 
 def _shows_same_loss(verdict: Verdict) -> bool:
     """Whether another requirement on computing speed is also worse than its reference and names no slow rank."""
     is_measured = verdict.outcome in ("failed", "inconclusive") and verdict.value is not None
-    if not is_measured or _subject_of(verdict) != "computing" or any(one.slowdown for one in verdict.culprits):
+    if not is_measured or _subject_of(verdict) != "computing" or any(culprit.slowdown for culprit in verdict.culprits):
         return False
     gain = (verdict.value or 0.0) - (verdict.published or verdict.bound_value)
     return gain > 0 if "at_most" in verdict.bound else gain < 0
 
 
 def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgement: Judgement) -> Cause:
-    known = [one for one in verdicts if one.published and one.value is not None]
-    losses = [1 - (one.value or 0.0) / (one.published or one.bound_value) for one in known or verdicts]
+    known = [verdict for verdict in verdicts if verdict.published and verdict.value is not None]
+    losses = [1 - (verdict.value or 0.0) / (verdict.published or verdict.bound_value) for verdict in known or verdicts]
     whose = "the reference throughput" if known else "the bound on throughput"
     lost, limit = digits.number_text(statistics.median(losses), "fraction"), _limit_of_all(judgement)
     alike = (
@@ -441,7 +462,7 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
     suspects = _suspects(kind, verdicts, judgement)
     if kind == "interrupted":
         count = count_text(len(verdicts), "requirement was", "requirements were")
-        whys = {reason_text(one).removeprefix("interrupted: ") for one in verdicts}
+        whys = {reason_text(verdict).removeprefix("interrupted: ") for verdict in verdicts}
         why = f": {min(whys)}" if len(whys) == 1 else ""
         sentence = f"measuring was interrupted before {count} decided{why}"
     elif kind == "environment":
@@ -469,7 +490,7 @@ def _failure_text(kind: CauseId, worst: Verdict, others: int, suspects: Sequence
     if kind == "host-bound":
         parts.append(f"; {culprit_text(worst.culprits[0])}")
     elif suspects:
-        whom = first_few([culprit_name(one) for one in suspects], 2)
+        whom = first_few([culprit_name(culprit) for culprit in suspects], 2)
         parts.append(f"; look at {whom}: not certain to be the cause of it")
     else:
         is_alike = any(why.code == "most-fail-alike" for why in worst.remarks)
@@ -483,13 +504,13 @@ def _suspects(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
     Collectives name no GPU of a node: suspects of those that fail are whom bounds on pairs name that only warn.
     """
     is_single = judgement.coverage is not None and judgement.coverage.node_count == 1
-    named = [one for verdict in verdicts for one in verdict.accused]
-    named = [one for one in named if one.is_certain or one.kind != "node" or not is_single]
+    named = [culprit for verdict in verdicts for culprit in verdict.accused]
+    named = [culprit for culprit in named if culprit.is_certain or culprit.kind != "node" or not is_single]
     if kind == "slow-communication" and not named:
-        pairs = [one for one in judgement.verdicts if one.metric == PAIR_BANDWIDTH_GBPS.name]
-        failed = [one for verdict in pairs if verdict.outcome == "failed" for one in verdict.culprits]
-        named = [replace(one, is_certain=False) for one in failed]
-    return tuple({one.identity: one for one in named}.values())
+        pairs = [verdict for verdict in judgement.verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name]
+        failed = [culprit for verdict in pairs if verdict.outcome == "failed" for culprit in verdict.culprits]
+        named = [replace(culprit, is_certain=False) for culprit in failed]
+    return tuple({culprit.identity: culprit for culprit in named}.values())
 
 
 class _Pace:
@@ -503,10 +524,10 @@ class _Pace:
     def __init__(self, judgement: Judgement) -> None:
         self.slow: set[object] = set()
         for verdict in judgement.verdicts:
-            for one in verdict.culprits:
-                if one.slowdown is not None or (verdict.outcome == "failed" and _is_of_computing(verdict)):
-                    self.slow |= {one.identity, one.host}
-        compared = {one.outcome for one in judgement.verdicts if METRICS[one.metric].reads_own_pace}
+            for culprit in verdict.culprits:
+                if culprit.slowdown is not None or (verdict.outcome == "failed" and _is_of_computing(verdict)):
+                    self.slow |= {culprit.identity, culprit.host}
+        compared = {verdict.outcome for verdict in judgement.verdicts if METRICS[verdict.metric].reads_own_pace}
         self.is_alike = compared == {"passed"}
 
 
@@ -543,8 +564,8 @@ def _id_of_device(culprit: Culprit, verdict: Verdict, pace: _Pace) -> CauseId:
     if (culprit.host if culprit.kind == "node" else culprit.identity) in pace.slow:
         return slow
     # A value alone does not tell computing from communicating, unless all compute alike or only the latter is in it.
-    is_told = culprit.because.code != "node-alone" or metric.baseline == "no_sync" or pace.is_alike
-    return "slow-communication" if is_told else "slow-training"
+    is_shown = culprit.because.code != "node-alone" or metric.baseline == "no_sync" or pace.is_alike
+    return "slow-communication" if is_shown else "slow-training"
 
 
 def _id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
@@ -565,12 +586,12 @@ def _id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
     if metric.subject == "node":
         return "regression"
     if link := _link_of(verdict):
-        links = {_id_of_link(one) for one in verdict.culprits if one.kind == "link"}
+        links = {_id_of_link(culprit) for culprit in verdict.culprits if culprit.kind == "link"}
         named = link if verdict.culprits else "slow-communication"  # within a node or between some
         return links.pop() if link == "slow-gpu-link" and len(links) == 1 else named
     if metric.reads_own_pace or metric.compares_places:
         return "slow-node" if metric is NODE_UNIFORMITY else "slow-gpu"
-    is_starved = any(one.because.code == "starved" for one in verdict.culprits)
+    is_starved = any(culprit.because.code == "starved" for culprit in verdict.culprits)
     return "host-bound" if is_starved else _OF_SUBJECT.get(_subject_of(verdict), "requirement-not-met")
 
 
@@ -584,7 +605,7 @@ def _subject_of(verdict: Verdict) -> str:
 
 
 def _id_of_check(verdict: Verdict, culprits: Sequence[Culprit]) -> CauseId:
-    if verdict.workload == "gpus" and culprits and all(one.kind == "node" for one in culprits):
+    if verdict.workload == "gpus" and culprits and all(culprit.kind == "node" for culprit in culprits):
         return "missing-gpus"  # no single GPU is to be reset
     return OF_CHECK.get(verdict.workload.removesuffix("_under_load"), "requirement-not-met")
 

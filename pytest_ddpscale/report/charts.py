@@ -36,7 +36,7 @@ _WIDEST = 2.0  # intervals are drawn up to this factor from the value, with a ma
 MOST_ROWS = 64
 Cells: TypeAlias = Mapping[tuple[str, str], float]  # of a matrix, each by a name of its row and one of its column
 _MOST_TALL, _MOST_WITH_NUMBERS, _MOST_ACROSS, _LONGEST_NAME = 24, 16, 50, 18
-_MOST_OF_A_CURVE, _MOST_LISTED, _MOST_SAID = 20, 50, 8
+_MOST_OF_A_CURVE, _MOST_LISTED, _MOST_ROWS_SHOWN = 20, 50, 8
 _VALUE, _INTERVAL, _GOES_ON, _MISSED = "value", "confidence interval", "interval goes on", "misses its bound"
 _UNDATED = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
@@ -118,8 +118,8 @@ def curves(
     axes of its `own`, a panel has several curves, each in the colour of its place.
     """
     own = own or {}
-    every = [(name, curve) for name, drawn in of_panels.items() for curve in drawn if curve.points]
-    xs = sorted({one.x for _, curve in every for one in (*curve.points, *curve.bounds)})
+    named_curves = [(name, curve) for name, drawn in of_panels.items() for curve in drawn if curve.points]
+    xs = sorted({point.x for _, curve in named_curves for point in (*curve.points, *curve.bounds)})
     if len(xs) < 2:
         return None
     columns = min(len(of_panels), 2 if own else _MOST_COLUMNS)
@@ -129,40 +129,42 @@ def curves(
     def paint(canvas: Any) -> None:
         grid = [*canvas.subplots(rows, columns, sharey=not own and axes.scale != "from zero", squeeze=False).flat]
         for at, (plot, (name, drawn)) in enumerate(zip(grid, of_panels.items(), strict=False)):
-            here = own.get(name, axes)
-            plot.set_ylabel(here.y if own else "")
+            panel = own.get(name, axes)
+            plot.set_ylabel(panel.y if own else "")
             plot.set_title(drawable(name, 24), fontweight="bold")
-            if here.scale == "log":
+            if panel.scale == "log":
                 plot.set_yscale("log", base=2)
             else:
                 plot.locator_params(axis="y", nbins=4)
-            plot.yaxis.set_major_formatter(here.tick)
+            plot.yaxis.set_major_formatter(panel.tick)
             plot.margins(y=0.15)
             plot.grid(axis="y")
-            if here.x_is_log:
+            if panel.x_is_log:
                 plot.set_xscale("log", base=2)
-                plot.set_xticks(ticks, [*map(here.x_name, ticks)])
+                plot.set_xticks(ticks, [*map(panel.x_name, ticks)])
                 plot.minorticks_off()
                 plot.set_xlim(xs[0] / 1.6, xs[-1] * 1.6)
             for order, curve in enumerate(drawn):
                 if curve.points:
-                    _draw_curve(plot, here, curve, order, _VALUE if name and not own else curve.name)
-            if here.ideal:
-                plot.plot(xs, [*map(here.ideal, xs)], color=INK, linestyle="--", linewidth=0.9, label="ideal", zorder=1)
-            if here.scale == "from zero":
+                    _draw_curve(plot, panel, curve, order, _VALUE if name and not own else curve.name)
+            if panel.ideal:
+                plot.plot(
+                    xs, [*map(panel.ideal, xs)], color=INK, linestyle="--", linewidth=0.9, label="ideal", zorder=1
+                )
+            if panel.scale == "from zero":
                 plot.set_ylim(0, 1.15 * plot.dataLim.y1 or 1.0)
             plot.tick_params(labelbottom=at + columns >= len(of_panels))
         for plot in grid[len(of_panels) :]:
             plot.remove()
         canvas.supylabel("" if own else axes.y, x=0.005)
 
-    said = [
-        line for name, curve in every
+    cells = [
+        line for name, curve in named_curves
         for line in _lines(f"{name}: {curve.name}" if own else name or curve.name, curve, own.get(name, axes))
     ]  # fmt: skip
     titles = ("", axes.x, axes.y, _INTERVAL, "bound", "note")
     size = width, rows * (2.3 if columns < 3 else 1.7)
-    return _drawn(about, size, (0.7, 0.3, 0.2), axes.x, paint, Table(titles, said, names=1))
+    return _drawn(about, size, (0.7, 0.3, 0.2), axes.x, paint, Table(titles, cells, names=1))
 
 
 def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) -> None:
@@ -172,8 +174,8 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
         "color": colour, "linestyle": _DASHES[order % len(_DASHES)], "label": drawable(name), "zorder": 3,
         "marker": _MARKERS[order % len(_MARKERS)] if axes.x_is_log else "",
     }  # fmt: skip
-    for _, part in itertools.groupby(curve.points, key=lambda one: one.is_apart):
-        plot.plot(*zip(*((one.x, one.value) for one in part), strict=True), **look)
+    for _, part in itertools.groupby(curve.points, key=lambda point: point.is_apart):
+        plot.plot(*zip(*((point.x, point.value) for point in part), strict=True), **look)
     for bound in curve.bounds:
         plot.hlines(bound.value, bound.x / 1.2, bound.x * 1.2, colors=INK, linewidths=2, label="bound")
     for point in curve.points:
@@ -191,11 +193,18 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
 
 def _lines(name: str, curve: Curve, axes: LineAxes) -> Iterator[tuple[str, ...]]:
     """Rows of the table; of a long curve some."""
-    bounds = {one.x: axes.number(one.value) for one in curve.bounds}
-    for one in curve.points[:: -(-len(curve.points) // _MOST_OF_A_CURVE)]:
-        limits = ABSENT if one.interval is None else " … ".join(map(axes.number, one.interval))
-        missed = f"{_MISSED} " * one.is_failed
-        yield name, axes.x_name(one.x), axes.number(one.value), limits, bounds.get(one.x, ABSENT), missed + one.note
+    bounds = {point.x: axes.number(point.value) for point in curve.bounds}
+    for point in curve.points[:: -(-len(curve.points) // _MOST_OF_A_CURVE)]:
+        limits = ABSENT if point.interval is None else " … ".join(map(axes.number, point.interval))
+        missed = f"{_MISSED} " * point.is_failed
+        yield (
+            name,
+            axes.x_name(point.x),
+            axes.number(point.value),
+            limits,
+            bounds.get(point.x, ABSENT),
+            missed + point.note,
+        )
 
 
 @dataclass(frozen=True)
@@ -204,13 +213,13 @@ class BarRow:
 
     Attributes:
         parts: the series of each, and its length.
-        said: beside it; empty for its length.
+        text: beside it; empty for its length.
         interval: of its end; None without one.
     """
 
     name: str
     parts: Sequence[tuple[str, float]]
-    said: str = ""
+    text: str = ""
     interval: tuple[float, float] | None = None
 
 
@@ -244,13 +253,13 @@ def bars(
                 start += length
             if row.interval:
                 plot.hlines(at, *row.interval, colors=INK, linewidths=1, label=_INTERVAL)
-            plot.text(1.01, at, drawable(row.said or number(start)), transform=plot.get_yaxis_transform(), va="center")
+            plot.text(1.01, at, drawable(row.text or number(start)), transform=plot.get_yaxis_transform(), va="center")
         plot.set(xlim=(min(base, *ends), max(base, *ends)), ylim=(len(rows) - 0.4, -0.6))
         plot.xaxis.set_major_formatter(lambda value, _: number(value))
         plot.set_yticks(range(len(rows)), [drawable(row.name, 36) for row in rows])
 
-    said = [(row.name, part, number(base + length), row.said) for row in rows for part, length in row.parts]
-    shown = Table(("", "", x, "note"), said, names=2)
+    cells = [(row.name, part, number(base + length), row.text) for row in rows for part, length in row.parts]
+    shown = Table(("", "", x, "note"), cells, names=2)
     return _drawn(about, (_WIDE, 0.21 * len(rows)), (2.4, 2.2, 0.0), x, paint, shown)
 
 
@@ -272,7 +281,7 @@ def matrix(
         are_pairs: whether a value is of both orders of its names.
     """
     weight, *limits = weights
-    worst = sorted(values.items(), key=lambda one: -weight * one[1])
+    worst = sorted(values.items(), key=lambda cell: -weight * cell[1])
     if not worst:
         return None
     shown, outlined = dict(worst), {*outlined}
@@ -310,8 +319,8 @@ def matrix(
                 box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=colour, linewidth=width)
                 plot.add_patch(box)
             if tall <= _MOST_WITH_NUMBERS >= wide and not absent[row, column]:
-                said, ink = bare_number(value, unit), ON_SHADES[shades[row, column]]
-                plot.text(column, row, said, ha="center", va="center", color=ink, fontsize=6)
+                text, ink = bare_number(value, unit), ON_SHADES[shades[row, column]]
+                plot.text(column, row, text, ha="center", va="center", color=ink, fontsize=6)
         for shade, name in zip(SHADES, scale, strict=True):
             plot.fill([], [], facecolor=shade, edgecolor=INK, label=name)
         if absent.any():
@@ -371,8 +380,8 @@ def _drawn(
             canvas.savefig(written, format="png", dpi=110, pil_kwargs={"compress_level": 3})
         return written.getvalue()
 
-    told = sorted(rows.rows, key=lambda row: not plain(row[-1]).startswith(_MISSED))[:_MOST_SAID]
-    few = [", ".join(cell for cell in map(plain, row) if cell.strip(ABSENT)) for row in told]
+    first = sorted(rows.rows, key=lambda row: not plain(row[-1]).startswith(_MISSED))[:_MOST_ROWS_SHOWN]
+    few = [", ".join(cell for cell in map(plain, row) if cell.strip(ABSENT)) for row in first]
     alt = f"{about.title}: {'; '.join(few)}"
     drawn, caption = (b"", f"could not be drawn: {lost}") if lost else (svg.getvalue(), about.caption)
     return Picture(about.key, about.title, caption, alt, drawn, png, rows, size[0] == _WIDE)

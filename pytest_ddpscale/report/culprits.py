@@ -99,19 +99,21 @@ def read_findings(path: Path, *, rehearses: bool = False) -> list[HostFinding]:
     if is_finished and judgement.accepts:
         why = "it was resumed, and each session may have had other nodes" if record.resumed else ""
         why = f"{_ALLOW_INCOMPLETE} was given" if _ALLOW_INCOMPLETE in record.argv else why
-        found = _accepted(judgement, [host for host, by in tested.items() if {TRAINING, INFERENCE} & {*by}])
-        found = [HostFinding("none", NOBODY, f"accepted, but {why}: no node returns to service")] if why else found
+        findings = _accepted(judgement, [host for host, by in tested.items() if {TRAINING, INFERENCE} & {*by}])
+        findings = (
+            [HostFinding("none", NOBODY, f"accepted, but {why}: no node returns to service")] if why else findings
+        )
     elif is_finished and judgement.outcome == "rejected":
-        found = [*_rejected(judgement, [*tested]), *lost]
+        findings = [*_rejected(judgement, [*tested]), *lost]
     else:
-        found = [*lost, *_accused(replace(judgement, outcome="incomplete"))]
-        use: Use = "look" if found else "none"
+        findings = [*lost, *_accused(replace(judgement, outcome="incomplete"))]
+        use: Use = "look" if findings else "none"
         if not is_finished:
             why = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
             undated = [HostFinding(use, NOBODY, why, path)]
         else:
-            found.insert(0, HostFinding(use, NOBODY, outcome_text(judgement)))
-    return undated + [replace(one, run=path, started_unix_s=began) for one in found]
+            findings.insert(0, HostFinding(use, NOBODY, outcome_text(judgement)))
+    return undated + [replace(finding, run=path, started_unix_s=began) for finding in findings]
 
 
 def settled(findings: Sequence[HostFinding]) -> list[HostFinding]:
@@ -119,35 +121,37 @@ def settled(findings: Sequence[HostFinding]) -> list[HostFinding]:
 
     A run that accepts contradicts only a rejection by requirements that it met.
     """
-    found, of_host = list[HostFinding](), defaultdict[tuple[str, Use], list[HostFinding]](list)
-    for one in findings:
-        of_host[one.host, one.use].append(one)
-    for one in findings:
-        other, does = _AGAINST.get(one.use, (one.use, ""))
-        doubt = f"{one.evidence}; a later run {does} it"
-        later = (after for after in of_host[one.host, other] if after.started_unix_s > one.started_unix_s)
-        is_doubted = does and any(one.use == "accepted" or one.requirements <= after.requirements for after in later)
-        found.append(replace(one, use="look", evidence=doubt) if is_doubted else one)
-    return found
+    findings_left, of_host = list[HostFinding](), defaultdict[tuple[str, Use], list[HostFinding]](list)
+    for finding in findings:
+        of_host[finding.host, finding.use].append(finding)
+    for finding in findings:
+        other, does = _AGAINST.get(finding.use, (finding.use, ""))
+        doubt = f"{finding.evidence}; a later run {does} it"
+        later = (after for after in of_host[finding.host, other] if after.started_unix_s > finding.started_unix_s)
+        is_doubted = does and any(
+            finding.use == "accepted" or finding.requirements <= after.requirements for after in later
+        )
+        findings_left.append(replace(finding, use="look", evidence=doubt) if is_doubted else finding)
+    return findings_left
 
 
 def text_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
     """For people: host, what to do, why, and which run says so; once for a host that the same run rejects,
     and for nodes of which the same is said."""
-    drained = {(one.host, one.run): [one.evidence] for one in findings if one.use == "drain"}
+    drained = {(finding.host, finding.run): [finding.evidence] for finding in findings if finding.use == "drain"}
     alike = defaultdict[str, list[str]](list)
 
-    def is_told(one: HostFinding) -> bool:
-        return one.use == "look" and (one.host, one.run) in drained
+    def is_repeated(finding: HostFinding) -> bool:
+        return finding.use == "look" and (finding.host, finding.run) in drained
 
-    for one in filter(is_told, findings):
-        drained[one.host, one.run].append(one.evidence)
-    for one in itertools.filterfalse(is_told, findings):
-        evidence = "; also ".join(drained.get((one.host, one.run), [one.evidence]))
-        alike[f"{_WORDS[one.use]}: {one_line(evidence)} [{one_line(str(one.run))}]"].append(one.host)
-    for said, hosts in alike.items():
+    for finding in filter(is_repeated, findings):
+        drained[finding.host, finding.run].append(finding.evidence)
+    for finding in itertools.filterfalse(is_repeated, findings):
+        evidence = "; also ".join(drained.get((finding.host, finding.run), [finding.evidence]))
+        alike[f"{_WORDS[finding.use]}: {one_line(evidence)} [{one_line(str(finding.run))}]"].append(finding.host)
+    for text, hosts in alike.items():
         named = ", ".join(folded([one_line(host) for host in hosts if host != NOBODY]))
-        yield f"{named}: {said}" if named else said
+        yield f"{named}: {text}" if named else text
 
 
 def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
@@ -168,8 +172,8 @@ def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]
     if unnamed:
         why = f"{outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
         return [HostFinding("look", NOBODY, why), *named]
-    failing = {host for verdict in judgement.waived for one in verdict.culprits for host in one.hosts}
-    why, met = one_line(judgement.reason), frozenset(one.id for one in judgement.verdicts if one.passed)
+    failing = {host for verdict in judgement.waived for culprit in verdict.culprits for host in culprit.hosts}
+    why, met = one_line(judgement.reason), frozenset(verdict.id for verdict in judgement.verdicts if verdict.passed)
     fit = [HostFinding("accepted", host, why, requirements=met) for host in trained if host not in failing]
     return [*fit, *named]
 
@@ -179,7 +183,7 @@ def _rejected(judgement: Judgement, hosts: Sequence[str]) -> list[HostFinding]:
     accused = [*_accused(judgement)]
     if any(finding.use == "drain" for finding in accused):
         return accused
-    failed, evidence = [one for one in judgement.verdicts if _rejects(one)], one_line(judgement.reason)
+    failed, evidence = [verdict for verdict in judgement.verdicts if _rejects(verdict)], one_line(judgement.reason)
     if failed:
         first, more = failed[0], len(failed) - 1
         name, despite = f"{first.metric} {short_name(first)}", despite_text(first)
@@ -187,7 +191,7 @@ def _rejected(judgement: Judgement, hosts: Sequence[str]) -> list[HostFinding]:
         evidence += f": {despite}" if despite else ""
         evidence += f" and {more} more failed" if more else ""
     if len(hosts) == 1:
-        missed = frozenset(one.id for one in failed)
+        missed = frozenset(verdict.id for verdict in failed)
         return [HostFinding("drain", hosts[0], evidence, requirements=missed), *accused]
     nobody = f"rejected ({evidence}), but no node or GPU is {'certain to be at fault' if accused else 'named'}"
     return [HostFinding("look", NOBODY, nobody), *accused]
@@ -196,11 +200,13 @@ def _rejected(judgement: Judgement, hosts: Sequence[str]) -> list[HostFinding]:
 def _accused(judgement: Judgement) -> Iterator[HostFinding]:
     """One finding per use of each host that verdicts name, with every piece of evidence once."""
     accused: dict[tuple[str, Use], dict[str, list[Verdict]]] = {}
-    isolated = {one.host for cause in causes(judgement) if cause.category == "ISOLATE" for one in cause.culprits}
+    isolated = {
+        culprit.host for cause in causes(judgement) if cause.category == "ISOLATE" for culprit in cause.culprits
+    }
     missing = missing_gpus(judgement)
     certain = {c.identity for v in judgement.verdicts for c in v.culprits if c.kind == "gpu" and c.is_certain}
     for verdict in judgement.verdicts:
-        others = (one for one in missing.get(verdict.id, ()) if one.identity not in certain)
+        others = (culprit for culprit in missing.get(verdict.id, ()) if culprit.identity not in certain)
         for culprit in (*verdict.accused, *others):
             is_its_own = culprit.kind != "link" and culprit.is_certain and culprit.host in isolated
             use: Use = "drain" if is_its_own and _rejects(verdict) else "look"
@@ -211,8 +217,8 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
         if use == "look":
             known = accused.get((host, "drain"), {})
             pieces = [
-                f"{said} ({_listed(verdicts)})" for said, verdicts in evidence.items()
-                if said not in known or any(verdict.is_waived for verdict in verdicts)
+                f"{sentence} ({_listed(verdicts)})" for sentence, verdicts in evidence.items()
+                if sentence not in known or any(verdict.is_waived for verdict in verdicts)
             ]  # fmt: skip
         if pieces:
             named_by = frozenset(verdict.id for verdicts in evidence.values() for verdict in verdicts)
@@ -221,8 +227,8 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
 
 def _listed(verdicts: Sequence[Verdict]) -> str:
     """What a culprit is named for: the first of many, and every waived one."""
-    parts = [f"{one_line(one.id)}, {waiver_text(one)}" for one in verdicts if one.is_waived]
-    others = [f"{verdict_word(one)} {one_line(one.id)}" for one in verdicts if not one.is_waived]
+    parts = [f"{one_line(verdict.id)}, {waiver_text(verdict)}" for verdict in verdicts if verdict.is_waived]
+    others = [f"{verdict_word(verdict)} {one_line(verdict.id)}" for verdict in verdicts if not verdict.is_waived]
     return "; ".join([*parts, *filter(None, [first_few(others, 1)])])
 
 
@@ -233,9 +239,11 @@ def _rejects(verdict: Verdict) -> bool:
 def _lost(records: Sequence[AnyRecord], hosts: Collection[str]) -> Iterator[HostFinding]:
     """Nodes lost during the run, and those whose ranks held up all others: each for a person to judge, whatever the
     verdicts say about it."""
-    why = {host: f"lost: {say(one.message)}" for one in records if isinstance(one, Lost) for host in one.hosts}
+    why = {
+        host: f"lost: {say(record.message)}" for record in records if isinstance(record, Lost) for host in record.hosts
+    }
     for reason in ended(records, "error").values():
-        stuck = (one.args[0][:3] for one in each_in(reason) if one.code.startswith("stuck-"))  # as its sentence says
+        stuck = (why.args[0][:3] for why in each_in(reason) if why.code.startswith("stuck-"))  # as its sentence says
         named = {name.rpartition(" ")[2] for names in stuck for name in names}
         why = {host: say(reason).partition("\n")[0] for host in hosts if host in named} | why
     for host, message in why.items():
@@ -244,5 +252,5 @@ def _lost(records: Sequence[AnyRecord], hosts: Collection[str]) -> Iterator[Host
 
 def _plain(evidence: str) -> str:
     """Printable ASCII in one line, without what a shell or scontrol may read as syntax."""
-    known = (one for one in one_line(evidence).translate(_ASCII) if one not in _UNSAFE)
-    return "".join(one if one.isascii() else "?" for one in known)
+    known = (character for character in one_line(evidence).translate(_ASCII) if character not in _UNSAFE)
+    return "".join(character if character.isascii() else "?" for character in known)

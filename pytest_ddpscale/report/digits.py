@@ -138,7 +138,7 @@ def _looks_missed(verdict: Verdict, decimals: int) -> bool:
     (low, high), bound, unit = verdict.interval, verdict.bound_value, verdict.unit
     end, rounding, sign = (low, ROUND_FLOOR, 1) if "at_least" in verdict.bound else (high, ROUND_CEILING, -1)
     both = (_digits(end, unit, decimals, rounding), _digits(bound, unit, decimals))
-    shown, of = (sign * Decimal(one.replace("−", "-")) for one in both)
+    shown, of = (sign * Decimal(text.replace("−", "-")) for text in both)
     return sign * end >= sign * bound and shown < of
 
 

@@ -24,13 +24,13 @@ def explain(verdict: Verdict, where: str = "", rerun: str = "") -> str:
     """Value, interval, bound, margin, culprits and the command to measure again; `where` is ``file:line``."""
     lines = [f"{verdict_word(verdict)}  {one_line(verdict.id)}: {reason_text(verdict)}"]
     basis = f"  ({percent(verdict.confidence)} confidence, {count_text(verdict.rounds, 'round')})"
-    told = {
+    facts = {
         "value": digits.point_text(verdict),
         "limits": digits.limits_text(verdict) + basis,
         "bound": f"{bound_in_words(verdict)}  (severity {', '.join(filter(None, (verdict.severity, where)))})",
         "margin": digits.margin_text(verdict),
     }
-    lines += [f"  {name:9} {said}" for name, said in told.items() if not said.startswith(digits.ABSENT)]
+    lines += [f"  {name:9} {text}" for name, text in facts.items() if not text.startswith(digits.ABSENT)]
     lines += [f"  {line}" for line in remarks(verdict, in_full=True)]
     return "\n".join([*lines, *[f"  rerun     {rerun}"] * bool(rerun)])
 
@@ -43,7 +43,7 @@ def verdict_properties(verdict: Verdict) -> list[tuple[str, object]]:
     low, high = verdict.interval if verdict.interval is not None else (None, None)
     is_of_ranks = METRICS[verdict.metric].subject not in ("check", "node")
     [(side, bound)] = verdict.bound.items()
-    found: dict[str, str | float | None] = {
+    properties: dict[str, str | float | None] = {
         "requirement": one_line(verdict.id),
         "verdict": verdict_word(verdict),
         "value": verdict.value,
@@ -60,5 +60,5 @@ def verdict_properties(verdict: Verdict) -> list[tuple[str, object]]:
     }
     return [
         (name, str(value) if isinstance(value, float) and not math.isfinite(value) else value)
-        for name, value in found.items() if value not in (None, "")
+        for name, value in properties.items() if value not in (None, "")
     ]  # fmt: skip

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.judge.links import rails_of
+from pytest_ddpscale.judge.links import gpu_pairs_of
 from pytest_ddpscale.judge.metrics import merged, slowness_of
-from pytest_ddpscale.judge.sustained import stretches
+from pytest_ddpscale.judge.sustained import sustained_loads
 from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.plan.study import Plan, Scaling
@@ -75,7 +75,7 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
     """All figures of a run, in the order of the page."""
     mark = WATERMARK if judgement.simulated or run.is_simulated() else ""
     about, plan, device = partial(About, mark=mark), evidence.plan, evidence.plan.device
-    found = [
+    pictures = [
         heat_map(
             about("heat-map", f"Step time by node and {device}", _HEAT_MAP.format(device=device)),
             evidence, judgement.verdicts,
@@ -91,55 +91,55 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
         ]
         for scaling, quantity in PLOTS
     }  # fmt: skip
-    found.append(overview(about("scaling-overview", f"Scaling overview: {plan.sku}", _SCALING), drawn, plan))
+    pictures.append(overview(about("scaling-overview", f"Scaling overview: {plan.sku}", _SCALING), drawn, plan))
     for (scaling, quantity), some in drawn.items():
         title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
-        panels = {one.name: [one] for one in some if one.points}
+        panels = {curve.name: [curve] for curve in some if curve.points}
         axes = _axes(quantity, device, quantity.metric.unit.replace("samples", plan.unit))
-        found.append(curves(about(f"{scaling}-{quantity.file}", title, _SCALING), axes, panels))
-    found += [
+        pictures.append(curves(about(f"{scaling}-{quantity.file}", title, _SCALING), axes, panels))
+    pictures += [
         where_time_goes(about("where-time-goes", "Where the time goes", _TIME), evidence),
         paces(about("sustained", "Pace in one stretch of training", _STRETCH), evidence),
     ]
-    return [one for one in found if one]
+    return [picture for picture in pictures if picture]
 
 
 def write_pngs(drawn: list[Picture], directory: Path) -> None:
     """Write pictures also as files beside the page, which they then name. Of none, not even the directory is made."""
-    for at, one in enumerate(drawn):
-        png, path = one.png(), directory / f"{one.key}.png"
+    for at, picture in enumerate(drawn):
+        png, path = picture.png(), directory / f"{picture.key}.png"
         directory.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png)
-        drawn[at] = one._replace(path=f"{directory.name}/{path.name}")
+        drawn[at] = picture._replace(path=f"{directory.name}/{path.name}")
 
 
 def heat_map(about: About, evidence: Evidence, verdicts: Iterable[Verdict]) -> Picture | None:
     """Step time of nodes as rows and their GPUs as columns; whoever is at fault is outlined."""
-    found: dict[tuple[str, str], float] = {}
+    cells: dict[tuple[str, str], float] = {}
     for study in evidence.plan.studies:
-        for arm in (one for one in study.arms if one.kind == "each"):
+        for arm in (arm for arm in study.arms if arm.kind == "each"):
             rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
             slowness = slowness_of(rounds.mean_step_s, [np.arange(len(rounds.ranks))]).tolist()
             for place, factor in zip(rounds.ranks.rank_places, slowness if len(rounds) else (), strict=False):
                 gpu = place.host, place.number
-                found[gpu] = max(factor, found.get(gpu, 0.0))
+                cells[gpu] = max(factor, cells.get(gpu, 0.0))
     blamed = {
-        (one.host, None if one.kind == "node" else one.place.number)
-        for verdict in verdicts for one in verdict.culprits
-        if one.is_certain and (one.kind == "gpu" or (one.kind == "node" and one.slowdown is not None))
+        (culprit.host, None if culprit.kind == "node" else culprit.place.number)
+        for verdict in verdicts for culprit in verdict.culprits
+        if culprit.is_certain and (culprit.kind == "gpu" or (culprit.kind == "node" and culprit.slowdown is not None))
     }  # fmt: skip
     # Shades are those of the numbers in cells, as they are rounded.
     titles, scale = ("node", evidence.plan.device, "relative step time"), ("typical", "≥ 1.02×", "≥ 1.10×")
-    return matrix(about, titles, found, "x", blamed, (1.0, 1.015, 1.095), scale)
+    return matrix(about, titles, cells, "x", blamed, (1.0, 1.015, 1.095), scale)
 
 
 def pair_matrix(about: About, values: Cells, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """A matrix of nodes, or of ranks within a node; dark is slow, and whoever is at fault is outlined."""
     typical = statistics.median(values.values() or [1.0])
     blamed = {
-        (one.hosts[0], one.hosts[1] if one.hosts[1:] else None)
+        (culprit.hosts[0], culprit.hosts[1] if culprit.hosts[1:] else None)
         for verdict in verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name
-        for one in verdict.culprits if one.is_certain
+        for culprit in verdict.culprits if culprit.is_certain
     }  # fmt: skip
     scale = f"typical: {number_text(typical, 'GB/s')}", "≤ 95 % of it", "≤ 80 % of it"
     weights = -1 / typical, -0.95, -0.8
@@ -154,7 +154,7 @@ def pair_bandwidths(evidence: Evidence, *, within_nodes: bool = False) -> Cells:
     """
     if within_nodes:
         return _slowest(_probed(evidence, is_between=False), lambda end: f"rank {end.local_rank}")
-    rails, measured = defaultdict[Any, list[float]](list), rails_of(evidence)
+    rails, measured = defaultdict[Any, list[float]](list), gpu_pairs_of(evidence)
     for ends, gbps in zip(measured.places[measured.ends].tolist(), measured.gbps.tolist(), strict=True):
         rails[tuple(ends)].append(gbps)
     return _slowest(rails or _probed(evidence, is_between=True), lambda end: end.host)
@@ -163,22 +163,22 @@ def pair_bandwidths(evidence: Evidence, *, within_nodes: bool = False) -> Cells:
 def _probed(evidence: Evidence, *, is_between: bool) -> dict[Any, Any]:
     """GB/s of each pair between nodes, or within them, in each round of the send-recv probe of the largest message."""
     sent = [
-        one for one in (evidence.plan.probes.arms if evidence.plan.probes else ()) if one.operation.kind == "send-recv"
+        arm for arm in (evidence.plan.probes.arms if evidence.plan.probes else ()) if arm.operation.kind == "send-recv"
     ]
-    for probe in sorted(sent, key=lambda one: -(one.operation.message_bytes or 0)):
+    for probe in sorted(sent, key=lambda arm: -(arm.operation.message_bytes or 0)):
         values = values_of_probe(probe, evidence).items()
-        if found := {place.ends: gbps for place, gbps in values if place.is_between_nodes == is_between}:
-            return found
+        if by_pair := {place.ends: gbps for place, gbps in values if place.is_between_nodes == is_between}:
+            return by_pair
     return {}
 
 
 def _slowest(rails: Mapping[Any, Sequence[float]], name: Callable[[Any], str]) -> Cells:
     """The lowest median of the rounds of each pair of names."""
-    found, key = dict[tuple[str, str], float](), cache(by_number)
+    by_nodes, key = dict[tuple[str, str], float](), cache(by_number)
     for ends, gbps in rails.items():
         one, other = sorted(map(name, ends), key=key)
-        found[one, other] = min(float(statistics.median(gbps)), found.get((one, other), math.inf))
-    return found
+        by_nodes[one, other] = min(float(statistics.median(gbps)), by_nodes.get((one, other), math.inf))
+    return by_nodes
 
 
 def overview(
@@ -188,10 +188,10 @@ def overview(
     panels, own = dict[str, list[Curve]](), dict[str, LineAxes]()
     for title, (scaling, quantity, is_per_gpu) in _OVERVIEW.items():
         of = {study.workload.name: Curve("", ()) for study in plan.studies}  # each has its colour in all panels
-        for curve in (one for one in drawn[scaling, quantity] if one.points):
+        for curve in (curve for curve in drawn[scaling, quantity] if curve.points):
             points = [*curve.points]
             if is_per_gpu:
-                points = [replace(one, value=one.value / one.x, interval=None) for one in points]
+                points = [replace(point, value=point.value / point.x, interval=None) for point in points]
             if quantity is not THROUGHPUT and points[0].x > 1:
                 points.insert(0, Point(1, 1.0, is_apart=points[0].is_apart))
             of[curve.name] = Curve(curve.name, points)
@@ -212,8 +212,8 @@ def _axes(quantity: Quantity, device: str, unit: str) -> LineAxes:
 
 def paces(about: About, evidence: Evidence) -> Picture | None:
     """The pace of training in one stretch on the slowest node, relative to the rounds; None if it was not measured."""
-    found = [one for study in evidence.plan.studies for one in stretches(evidence, study)[:1]]
-    points = [Point(*one) for of in found for one in zip(of.times_s, of.ratios, strict=True) if not np.isnan(one[1])]
+    loads = [load for study in evidence.plan.studies for load in sustained_loads(evidence, study)[:1]]
+    points = [Point(*part) for of in loads for part in zip(of.times_s, of.ratios, strict=True) if not np.isnan(part[1])]
     axes = LineAxes(
         "seconds", "pace, of the rounds'", scale="near", tick="{x:.1%}", number=partial(percent, decimals=1)
     )
@@ -230,17 +230,17 @@ def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
         # Arms with real data also wait for it, and no arm here measures that part.
         measured = [
             (arm, merged(evidence.columns, study.id, arm, evidence.plan.layout))
-            for arm in sorted(study.arms, key=lambda one: one.world_size)
+            for arm in sorted(study.arms, key=lambda arm: arm.world_size)
             if arm.placement == "packed" and arm.data_of(study.workload) == "synthetic"
         ]  # fmt: skip
         for arm, rounds in [one for one in measured if one[0].kind == "ddp" and len(one[1])][-1:]:
             alike = {one.kind: of for one, of in measured
                      if one.batch_size == arm.batch_size and one.world_size <= arm.world_size}  # fmt: skip
-            each, alone, silent = (alike.get(kind, NO_ROUNDS) for kind in ("each", "alone", "no_sync"))
+            together, alone, silent = (alike.get(kind, NO_ROUNDS) for kind in ("each", "alone", "no_sync"))
             # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
-            compute, start, parts = each if len(each) else alone, 0.0, list[tuple[str, float]]()
+            compute, start, parts = together if len(together) else alone, 0.0, list[tuple[str, float]]()
             total, last = float(np.nanmedian(rounds.step_s)), _PARTS[3 if len(silent) else 4]
-            seconds = compute.mean_step_s, each.step_s, silent.step_s, rounds.step_s
+            seconds = compute.mean_step_s, together.step_s, silent.step_s, rounds.step_s
             for part, times_s in zip((*_PARTS[:3], last), seconds, strict=True):
                 if len(times_s):
                     end = max(start, min(float(np.nanmedian(times_s)), total))

@@ -36,8 +36,10 @@ def write_reports(
 
     record = _as_judged(record, judgement)
     # No report names traces of profiles that are not in the run directory.
-    found = [one if (run.path / one.trace).is_file() else replace(one, trace="") for one in evidence.profiles]
-    kept = replaced(evidence, profiles=found)
+    profiles = [
+        profile if (run.path / profile.trace).is_file() else replace(profile, trace="") for profile in evidence.profiles
+    ]
+    kept = replaced(evidence, profiles=profiles)
     drawn = list[Picture]()
     recorded = replaced(judgement, causes=cause_records(judgement, record))
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, recorded))]
@@ -95,7 +97,7 @@ def _written(path: Path, render: Callable[[], str]) -> str:
     return _attempt(path.name, lambda: write_atomically(path, render()))
 
 
-def _attempt(what: str, write: Callable[[], object], foreseen: type[Exception] = OSError) -> str:
+def _attempt(file: str, write: Callable[[], object], foreseen: type[Exception] = OSError) -> str:
     """Call `write`; return a sentence if it fails, so a full disk does not stop the other files.
 
     Of figures anything may fail: a run is worth more than they are.
@@ -103,7 +105,7 @@ def _attempt(what: str, write: Callable[[], object], foreseen: type[Exception] =
     try:
         write()
     except WritingError as error:
-        return f"{what} {error.found}. {error.action}"
+        return f"{file} {error.found}. {error.action}"
     except foreseen as error:
-        return f"{what} could not be written: {getattr(error, 'strerror', None) or error}"
+        return f"{file} could not be written: {getattr(error, 'strerror', None) or error}"
     return ""

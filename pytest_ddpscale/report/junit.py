@@ -27,15 +27,15 @@ def render_junit(judgement: Judgement) -> str:
     """
     suites = Element("testsuites", name="ddpscale")
     suite = SubElement(suites, "testsuite", name=f"ddpscale.{one_line(judgement.sku)}")
-    told = [
+    facts = [
         ("headline", headline(judgement)),
         ("requirements", counts_text(judgement)),
         ("sku", judgement.sku),
         ("outcome", judgement.outcome),
     ]
-    told += [("note", note) for note in ([WATERMARK] * judgement.simulated + [*judgement.notes])]
+    facts += [("note", note) for note in ([WATERMARK] * judgement.simulated + [*judgement.notes])]
     properties = SubElement(suite, "properties")
-    for name, value in told:
+    for name, value in facts:
         SubElement(properties, "property", name=name, value=one_line(value))
     for verdict in judgement.verdicts:
         _testcase(suite, verdict, blocks=judgement.is_blocked_by(verdict))
@@ -43,7 +43,7 @@ def render_junit(judgement: Judgement) -> str:
         name, reason = one_line(blocker.name), one_line(blocker.reason)
         testcase = SubElement(suite, "testcase", classname=f"ddpscale.{blocker.kind}", name=name)
         SubElement(testcase, "failure", type=judgement.outcome, message=reason)
-    first = next((one for one in suite.iterfind("testcase/*") if one.tag in ("failure", "error")), None)
+    first = next((case for case in suite.iterfind("testcase/*") if case.tag in ("failure", "error")), None)
     if first is not None:
         first.text = "\n".join(filter(None, (headline(judgement), first.text)))
     for name, kind in (("tests", ""), ("failures", "/failure"), ("errors", "/error"), ("skipped", "/skipped")):
@@ -68,5 +68,5 @@ def _testcase(suite: Element, verdict: Verdict, *, blocks: bool) -> None:
             kind = "waived" if verdict.is_waived else "warn" if verdict.severity == "warn" else "allowed"
             message = f"{waiver_text(verdict) or kind}: {message}"
         SubElement(testcase, tag, type=kind, message=message).text = explain(verdict)
-    told = verdict_properties(verdict)
-    SubElement(testcase, "system-out").text = "\n".join(f"{name}: {one}" for name, one in told)
+    properties = verdict_properties(verdict)
+    SubElement(testcase, "system-out").text = "\n".join(f"{name}: {value}" for name, value in properties)

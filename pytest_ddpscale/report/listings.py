@@ -81,13 +81,13 @@ def run_lines(folder: Path, columns: int) -> list[str]:
     is_there = folder.is_dir()
     # Without symbolic links such as `latest`, which would list a run twice.
     paths = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()] if is_there else []
-    found = sorted(_run_row(run) for run in map(RunDirectory, paths) if run.run_json.exists())
-    if not found:
+    by_start = sorted(_run_row(run) for run in map(RunDirectory, paths) if run.run_json.exists())
+    if not by_start:
         raise RunDirectoryError(
             str(folder), "holds no run" if is_there else "does not exist", "a folder of run directories",
             "Name one, or measure: `pytest --gpu-sku=SKU` makes a run in ddpscale-runs.",
         )  # fmt: skip
-    rows = [row for _, row in found]
+    rows = [row for _, row in by_start]
     page = folder / rows[-1][0] / "report.html"
     answer = text_lines(Line(f"{page.parent}: {rows[-1][-1]}"), width=columns)
     return [*answer, *[f"report: {page}"] * page.is_file(), "", *text_lines(Table(_RUNS, rows), width=columns)]
@@ -107,8 +107,8 @@ def _run_row(run: RunDirectory) -> tuple[str, Sequence[str]]:
 
 def _came_to(run: RunDirectory, record: RunRecord) -> str:
     if run.suite_json.exists():
-        said = run.read_suite()
-        return one_line(f"suite {said.get('suite')}: {said.get('headline') or record.status}")
+        suite = run.read_suite()
+        return one_line(f"suite {suite.get('suite')}: {suite.get('headline') or record.status}")
     judged = run.verdicts_json.exists()
     return headline(read_judgement(run.verdicts_json), record) if judged else f"{record.status}, not judged"
 
@@ -116,8 +116,15 @@ def _came_to(run: RunDirectory, record: RunRecord) -> str:
 def overview_lines(nodes: Iterable[NodeHistory]) -> Iterator[str]:
     """A line for each node: its last run, how many failed, and its most certain drift."""
     rows = [
-        (one.host, one.sku, one.runs[-1].started_at, one.runs[-1].outcome.replace("_", " "), _failed(one), _worst(one))
-        for one in nodes
+        (
+            node.host,
+            node.sku,
+            node.runs[-1].started_at,
+            node.runs[-1].outcome.replace("_", " "),
+            _failed(node),
+            _worst(node),
+        )
+        for node in nodes
     ]
     return text_lines(Table(("NODE", "SKU", "LAST RUN", "OUTCOME", "NIGHTS", "WORST DRIFT"), rows))
 
@@ -131,7 +138,7 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
         for run in node.runs[: -_RUNS_SHOWN - 1 : -1]
     ]
     changes = f"Software changed since the earlier runs: {'; '.join(node.changes)}." if node.changes else ""
-    told = (
+    facts = (
         f"{sum(one.high < 1 for one in node.drifts)} of {count_text(len(node.drifts) + len(node.young), 'value')} "
         f"worse than predicted from the node's own past; a value is judged after {FEWEST_VALUES} earlier runs."
     )
@@ -140,28 +147,31 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
         f"{count_text(one.past.number, 'run')}{_word(one)}"
         for one in node.drifts
     } | dict.fromkeys(node.young, "too few runs")
-    rows = [(one.what, _place(one), f"{one.value:.4g} {one.unit}", past) for one, past in beside.items()]
+    rows = [
+        (key_value.what, _place(key_value), f"{key_value.value:.4g} {key_value.unit}", past)
+        for key_value, past in beside.items()
+    ]
     return text_lines(
         Line(f"{node.host}, {node.sku}: {_failed(node)}"),
         Table(("RUN", "OUTCOME", "FAILED", "REGRESSED, NO BASELINE", "PATH"), runs),
-        Line(changes), Line(told), Table(("VALUE", "PLACE", "NOW", "OWN PAST"), rows),
+        Line(changes), Line(facts), Table(("VALUE", "PLACE", "NOW", "OWN PAST"), rows),
     )  # fmt: skip
 
 
 def json_text(nodes: Iterable[NodeHistory]) -> str:
     """One JSON array with an object for each node."""
-    found = []
+    data = []
     for node in nodes:
         runs = [{name: value for name, value in asdict(run).items() if name != "values"} for run in node.runs]
         drifts = [
-            one._asdict()
-            | asdict(one.value)
-            | {"series": one.value.series._asdict(), "past": one.past._asdict()}
-            | {"is_worse": one.high < 1}
-            for one in node.drifts
+            drift._asdict()
+            | asdict(drift.value)
+            | {"series": drift.value.series._asdict(), "past": drift.past._asdict()}
+            | {"is_worse": drift.high < 1}
+            for drift in node.drifts
         ]
-        found.append({"sku": node.sku, "host": node.host, "changes": node.changes, "runs": runs, "drifts": drifts})
-    return strict_json(found)
+        data.append({"sku": node.sku, "host": node.host, "changes": node.changes, "runs": runs, "drifts": drifts})
+    return strict_json(data)
 
 
 def _failed(node: NodeHistory) -> str:
@@ -180,9 +190,9 @@ def _place(value: KeyValue) -> str:
     return "node" if not value.series.gpu else one_line(value.place.short)
 
 
-def _word(one: Compared) -> str:
-    return " WORSE" if one.high < 1 else " BETTER" if one.low > 1 else ""
+def _word(comparison: Compared) -> str:
+    return " WORSE" if comparison.high < 1 else " BETTER" if comparison.low > 1 else ""
 
 
-def _change(one: Compared) -> str:
-    return percent(one.ratio - 1, 1, signed=True)
+def _change(comparison: Compared) -> str:
+    return percent(comparison.ratio - 1, 1, signed=True)

@@ -20,7 +20,7 @@ from pytest_ddpscale.util.listing import by_number, count_text, first_few, first
 ALL_ROWS_UP_TO = 64
 _MOST_NAMED = 5
 _MOST_TOPOLOGIES = 10
-_Found = list[tuple[Verdict, Culprit]]
+_Findings = list[tuple[Verdict, Culprit]]
 _UNKNOWN = ("", ABSENT, ABSENT)  # what a node was tested by
 _TITLES = ("Node", "Requirements", "Tested by", "Devices tested")
 _OF_NODES = "Nodes with a failure, a suspicion or an untested part, the worst first, with their requirements"
@@ -32,24 +32,25 @@ _FOREMOST = {
 
 def machine_blocks(judgement: Judgement, evidence: Evidence) -> Iterator[Block]:
     """A table of the nodes that something is wrong with, all others, and how GPUs are connected."""
-    coverage, missed = judgement.coverage or Coverage(), [one for one in judgement.verdicts if not one.passed]
+    coverage = judgement.coverage or Coverage()
+    missed = [verdict for verdict in judgement.verdicts if not verdict.passed]
     idle = {gpu.place for gpu in coverage.idle_gpus}
     tested = {node.host: _tested(node, idle) for node in coverage.nodes}
-    named: dict[str, _Found] = {host: [] for host, (lacks, *_) in tested.items() if lacks}
+    named: dict[str, _Findings] = {host: [] for host, (lacks, *_) in tested.items() if lacks}
     for verdict in missed:
         for culprit in verdict.accused:
             for host in culprit.hosts:
                 named.setdefault(host, []).append((verdict, culprit))
     known = {*(tested if judgement.coverage else evidence.hosts), *named}
-    troubled = sorted(named, key=lambda host: (-sum(one.is_certain for _, one in named[host]), by_number(host)))
-    rows = [(host, _found_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in troubled]
+    troubled = sorted(named, key=lambda host: (-sum(culprit.is_certain for _, culprit in named[host]), by_number(host)))
+    rows = [(host, _findings_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in troubled]
     shown = first_rows(Table(_TITLES, rows, _OF_NODES, style="nodes"), ALL_ROWS_UP_TO)
     notes = ([tested.get(host, _UNKNOWN)[0], *_remarks(named[host])] for host in troubled[:ALL_ROWS_UP_TO])
     yield shown._replace(below={number: Note(lines) for number, lines in enumerate(notes, 1)})
     if sound := known - named.keys():
         who = count_text(len(sound), "other node" if named else "node")
-        said = f"{who}: {'named by no failure' if missed else 'all requirements met'}"
-        yield Closed(said, [Line(first_nodes(sound, ALL_ROWS_UP_TO))])
+        text = f"{who}: {'named by no failure' if missed else 'all requirements met'}"
+        yield Closed(text, [Line(first_nodes(sound, ALL_ROWS_UP_TO))])
     if coverage.unnamed_nodes:
         yield Line(f"{count_text(coverage.unnamed_nodes, 'further node')} never answered.")
     together = ", ".join(coverage.over_all_nodes)
@@ -69,19 +70,19 @@ def _tested(node: NodeCoverage, idle: Collection[Place]) -> tuple[str, str, str]
     return lacks or ("" if measured else "no measurement"), tested_by, gpus
 
 
-def _found_text(found: _Found) -> str:
+def _findings_text(findings: _Findings) -> str:
     """``7 failed, 2 suspected``: requirements that name the node, each by the worst that is said."""
     words: dict[str, str] = {}
-    for verdict, culprit in sorted(found, key=lambda one: not one[1].is_certain):
+    for verdict, culprit in sorted(findings, key=lambda finding: not finding[1].is_certain):
         is_fault = culprit.is_certain and verdict.outcome in ("failed", "error")
         words.setdefault(verdict.id, verdict_word(verdict) if is_fault else "suspected")
     return ", ".join(f"{number} {word}" for word, number in Counter(words.values()).items()) or ABSENT
 
 
-def _remarks(found: _Found) -> list[str]:
+def _remarks(findings: _Findings) -> list[str]:
     """One line for each named GPU, link or node, the certain ones first."""
     seen: dict[str, str] = {}
-    for _, culprit in sorted(found, key=lambda one: not one[1].is_certain):
+    for _, culprit in sorted(findings, key=lambda finding: not finding[1].is_certain):
         doubt = "" if culprit.is_certain else "suspected: "
         seen.setdefault(culprit_name(culprit, full_uuid=True), doubt + culprit_text(culprit))
     remarks = [*seen.values()]
@@ -104,13 +105,20 @@ def hosts_table(evidence: Evidence) -> Table:
     hosts = sorted(ranks_by_host(evidence.gangs).items(), key=lambda one: by_number(one[0]))
     gangs = {gang.gang: gang.places for gang in evidence.gangs}
     hot = {
-        gangs[said.gang][one.rank].identity: f" ({one.sm_clock_mhz or 0:.0f} MHz, {one.temperature_c or 0:.0f} °C)"
-        for said in evidence.sustained.values()
-        for one in said.ranks
-        if one.sm_clock_mhz or one.temperature_c
+        gangs[record.gang][
+            stretch.rank
+        ].identity: f" ({stretch.sm_clock_mhz or 0:.0f} MHz, {stretch.temperature_c or 0:.0f} °C)"
+        for record in evidence.sustained.values()
+        for stretch in record.ranks
+        if stretch.sm_clock_mhz or stretch.temperature_c
     }
     rows = [
-        (host, "; ".join(f"{one.place.name}: {one.device_name}{hot.get(one.place.identity, '')}" for one in ranks[:16]))
+        (
+            host,
+            "; ".join(
+                f"{rank.place.name}: {rank.device_name}{hot.get(rank.place.identity, '')}" for rank in ranks[:16]
+            ),
+        )
         for host, ranks in hosts
     ]
     return first_rows(Table(("Host", "Devices"), rows), ALL_ROWS_UP_TO, "measurements.jsonl")
@@ -119,10 +127,10 @@ def hosts_table(evidence: Evidence) -> Table:
 def tested_text(coverage: Coverage) -> str:
     """``8 of 8 nodes, 64 of 64 GPUs, 28 of 28 node pairs``."""
     tested, gpus = sum(bool(node.tested_by) for node in coverage.nodes), len(coverage.gpus)
-    found = [(tested, coverage.node_count, "node")]
-    found += [(gpus - len(coverage.idle_gpus), gpus, "GPU")] * bool(gpus)
-    found += [(len(coverage.paths), coverage.paths_there_are, "node pair")] * coverage.is_on_several_nodes
-    return ", ".join(f"{some} of {count_text(all_, noun)}" for some, all_, noun in found)
+    counts = [(tested, coverage.node_count, "node")]
+    counts += [(gpus - len(coverage.idle_gpus), gpus, "GPU")] * bool(gpus)
+    counts += [(len(coverage.paths), coverage.paths_there_are, "node pair")] * coverage.is_on_several_nodes
+    return ", ".join(f"{some} of {count_text(all_, noun)}" for some, all_, noun in counts)
 
 
 def took_text(run: RunRecord, coverage: Coverage | None) -> str:
@@ -140,16 +148,16 @@ def software_versions(run: RunRecord, evidence: Evidence) -> dict[str, str]:
     Versions come from the ranks; from the surveys if the ranks did not report one, or if nodes differ.
     """
     surveys = evidence.surveys.values()
-    found = run.versions | evidence.versions
+    versions = run.versions | evidence.versions
     names = dict.fromkeys(name for survey in surveys for name, version in survey.versions.items() if version)
     for name in names:
         of_nodes = Counter(version for survey in surveys if (version := survey.versions.get(name)))
         if len(of_nodes) > 1:
             counted = (f"{version} ({count_text(count, 'node')})" for version, count in of_nodes.most_common())
-            found[name] = ", ".join(counted)
+            versions[name] = ", ".join(counted)
         else:
-            found.setdefault(name, next(iter(of_nodes)))
-    return found
+            versions.setdefault(name, next(iter(of_nodes)))
+    return versions
 
 
 def software_line(versions: dict[str, str]) -> str:

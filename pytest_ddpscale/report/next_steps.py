@@ -18,13 +18,13 @@ _SELECTING = ("-k", "-m", "--ddp-world-sizes")  # options of one run that `RunRe
 
 def cause_records(judgement: Judgement, run: RunRecord) -> tuple[CauseRecord, ...]:
     """All causes and warnings with what to do about them, for verdicts.json."""
-    found = (*(() if judgement.accepts else causes(judgement)), *warnings(judgement))
+    every_cause = (*(() if judgement.accepts else causes(judgement)), *warnings(judgement))
     return tuple(
         CauseRecord(
-            one.id, one.severity, one.category, one.sentence, next_steps(one, judgement, run), one.culprits,
-            tuple(sorted(one.explains)),
+            cause.id, cause.severity, cause.category, cause.sentence, next_steps(cause, judgement, run), cause.culprits,
+            tuple(sorted(cause.explains)),
         )
-        for one in found
+        for cause in every_cause
     )  # fmt: skip
 
 
@@ -44,8 +44,8 @@ def next_steps(cause: Cause, judgement: Judgement, run: RunRecord | None) -> tup
         where = judgement.basis.get("measurements_path")
         resume = shell_line([*again, *_selection(run.argv), f"--ddp-resume={Path(where).parent}"]) if where else ""
         return (NextStep("measure the rest", resume),)
-    found = [one for one in judgement.verdicts if one.id in cause.explains]
-    if found and all(one.code == "few-peers" for one in found):
+    explained = [verdict for verdict in judgement.verdicts if verdict.id in cause.explains]
+    if explained and all(verdict.code == "few-peers" for verdict in explained):
         return (NextStep("measure with more nodes, or set a bound of the site's own"),)
     if cause.id != "undecided":
         return (first, NextStep("then measure again", _measure_again(again, cause, judgement)))
@@ -54,7 +54,7 @@ def next_steps(cause: Cause, judgement: Judgement, run: RunRecord | None) -> tup
         return (NextStep(busy, _measure_again(again, cause, judgement)),)
     # Twice the rounds without a time limit.
     longer = [word for word in again if not word.startswith(("--ddp-budget=", "--ddp-rounds"))]
-    longer.append(f"--ddp-rounds={2 * max(16, *(one.rounds for one in found))}")
+    longer.append(f"--ddp-rounds={2 * max(16, *(verdict.rounds for verdict in explained))}")
     return (NextStep(first.action, _measure_again(longer, cause, judgement)),)
 
 
@@ -63,13 +63,13 @@ def _look_or_drain(cause: Cause, judgement: Judgement, run: RunRecord | None) ->
     if cause.id == "run-not-accepted" and cause.sentence.startswith(WATERMARK.lower()):
         return NextStep("a simulation accepts no machine; --ddp-rehearse shows what a measured one would get")
     action = CAUSES[cause.id].action
-    named = [one for one in cause.culprits if one.is_certain or cause.category != "ISOLATE"]
-    hosts = {one_line(host) for one in named for host in one.hosts}
+    named = [culprit for culprit in cause.culprits if culprit.is_certain or cause.category != "ISOLATE"]
+    hosts = {one_line(host) for culprit in named for host in culprit.hosts}
     if not hosts:
         return NextStep(action)
     where = first_nodes(hosts, 2)
-    told = {"ISOLATE": f"drain {where}; ", "CHECK": f"look at {where}: ", "MONITOR": f"watch {where}: "}
-    action = f"{told[cause.category]}{action}"
+    orders = {"ISOLATE": f"drain {where}; ", "CHECK": f"look at {where}: ", "MONITOR": f"watch {where}: "}
+    action = f"{orders[cause.category]}{action}"
     # From an imported run nothing follows for a node, nor from what only warns.
     path = judgement.basis.get("verdicts_path") or judgement.basis.get("measurements_path")
     if path is None or run is None or run.is_imported or cause.category == "MONITOR":
@@ -90,10 +90,16 @@ def _selection(argv: Sequence[str]) -> Iterator[str]:
 
 def _measure_again(command: Sequence[str], cause: Cause, judgement: Judgement) -> str:
     """The command that measures all again that the cause explains, and perhaps more."""
-    explained = [one for one in judgement.verdicts if one.id in cause.explains]
-    tests = [one.name for one in judgement.other_blockers if one.kind == "test" and one.name in cause.explains]
-    names = [[*(one.id for one in explained), *tests]]
+    explained = [verdict for verdict in judgement.verdicts if verdict.id in cause.explains]
+    tests = [
+        blocker.name
+        for blocker in judgement.other_blockers
+        if blocker.kind == "test" and blocker.name in cause.explains
+    ]
+    names = [[*(verdict.id for verdict in explained), *tests]]
     if not tests:
-        names += [[one.metric for one in explained], [one.workload for one in explained]]
-    named = next((one for one in map(dict.fromkeys, names) if len(one) <= _MOST_NAMED), {})
+        names += [[verdict.metric for verdict in explained], [verdict.workload for verdict in explained]]
+    named = next(
+        (names_of_kind for names_of_kind in map(dict.fromkeys, names) if len(names_of_kind) <= _MOST_NAMED), {}
+    )
     return shell_line([*command, *(["-k", " or ".join(named)] if named else [])])

@@ -100,10 +100,10 @@ def report(
 ) -> list[Block]:
     """The report of a run, whose run.json is as it was judged; or of one that goes on."""
     failed, causes = failed_so_far(judgement), cause.causes(judgement)
-    causes = tuple(one for one in causes if failed & one.explains) if goes_on else causes
-    first = [one for name in _FIRST_FIGURES for one in pictures if one.key == name]
-    others = [one for one in pictures if one not in first]
-    titles = " · ".join(one.title for one in others)
+    causes = tuple(cause for cause in causes if failed & cause.explains) if goes_on else causes
+    first = [picture for name in _FIRST_FIGURES for picture in pictures if picture.key == name]
+    others = [picture for picture in pictures if picture not in first]
+    titles = " · ".join(picture.title for picture in others)
     scaling = [] if goes_on else scaling_tables(evidence, judgement.verdicts)
     profiled = [*profile_blocks(evidence.profiles, evidence.plan.device_type)]
     versions = machine.software_versions(run, evidence)
@@ -130,7 +130,9 @@ def report(
             Closed("Software and environment", [software]),
         ], "record"),
     ]  # fmt: skip
-    links = [part for one in filter(holds, sections) for part in (" · ", Link(one.id.capitalize(), f"#{one.id}"))]
+    links = [
+        part for section in filter(holds, sections) for part in (" · ", Link(section.id.capitalize(), f"#{section.id}"))
+    ]
     contents = Line(["Contents: ", *links[1:]], "nav")
     front = [*_first(judgement, run, evidence, causes, versions, goes_on), contents]
     return [Section("", front, style="first"), *sections]
@@ -159,12 +161,12 @@ def _first(
     # Who has accepted, resumes or measured nothing needs no command that measures everything again.
     if not (judgement.accepts or judgement.unfinished or goes_on or is_simulated or run.is_imported):
         yield Line(["Measure everything again: ", Code(shell_line(run.command_again))], "step")
-    yield bullets([cause.warning_text(one) for one in cause.warnings(judgement)], _MOST_SHOWN)
-    numbers = [(*one[:4], Word(one[4], _STYLES.get(one[4], "undecided"))) for one in key_numbers(judgement)]
+    yield bullets([cause.warning_text(warning) for warning in cause.warnings(judgement)], _MOST_SHOWN)
+    numbers = [(*number[:4], Word(number[4], _STYLES.get(number[4], "undecided"))) for number in key_numbers(judgement)]
     yield Table(("", "Value", "Of", "Bound", "Verdict"), numbers)
     yield fact_table(facts(judgement, run, versions, evidence.gangs))
-    told = [("Reservations", one) for one in (*judgement.notes_of("variable"), *reservations(judgement))]
-    yield fact_table([*told, *(("Not tested", _with_code(one)) for one in not_tested_lines(judgement))], "lines")
+    reserved = [("Reservations", line) for line in (*judgement.notes_of("variable"), *reservations(judgement))]
+    yield fact_table([*reserved, *(("Not tested", _with_code(line)) for line in not_tested_lines(judgement))], "lines")
     yield Closed("What a pass does not cover", [bullets(NOT_COVERED)], is_short=True)
     if is_simulated or goes_on:
         later = "To be signed once measuring is over."
@@ -180,38 +182,40 @@ def _first(
 
 def _headline_so_far(judgement: Judgement) -> str:
     """``MEASURING: 3 of 29 requirements passed so far, 1 failed, 25 open``; unmeasured ones are not failures yet."""
-    every, failed = len(judgement.verdicts), len(failed_so_far(judgement))
-    passed = sum(one.passed for one in judgement.verdicts)
-    said = f"{passed} of {count_text(every, 'requirement')} passed so far"
-    return f"MEASURING: {said}, {failed} failed, {every - passed - failed} open"
+    total, failed = len(judgement.verdicts), len(failed_so_far(judgement))
+    passed = sum(verdict.passed for verdict in judgement.verdicts)
+    counts = f"{passed} of {count_text(total, 'requirement')} passed so far"
+    return f"MEASURING: {counts}, {failed} failed, {total - passed - failed} open"
 
 
 def _causes(causes: Sequence[Cause], judgement: Judgement, run: RunRecord) -> Iterator[Block]:
     """The first at once, the others to be opened; a command that was told before is not repeated."""
-    told, commands = list[list[Block]](), {""}
-    for one in causes[:_MOST_CAUSES]:
-        lines: list[Block] = [Line([Word(one.sentence), f"; explains {explained_text(one.explains, judgement)}"])]
-        tag: list[Span] = [Word(one.category, "tag"), f" {one.id}: "]
-        for step in next_steps(one, judgement, run):
+    items, commands = list[list[Block]](), {""}
+    for listed in causes[:_MOST_CAUSES]:
+        lines: list[Block] = [Line([Word(listed.sentence), f"; explains {explained_text(listed.explains, judgement)}"])]
+        tag: list[Span] = [Word(listed.category, "tag"), f" {listed.id}: "]
+        for step in next_steps(listed, judgement, run):
             is_new = step.command not in commands
             if is_new or tag:
                 command: list[Span] = [": ", Code(step.command)] if is_new else []
                 lines.append(Line([*tag, f"{step.action[:1].upper()}{step.action[1:]}", *command], "step"))
             commands, tag = commands | {step.command}, []
-        told.append(lines)
+        items.append(lines)
     if causes:
-        yield Items(told[:_MOST_SHOWN], 1, "cause", "causes")
-        paragraphs = [(name, _with_code(CAUSES[name].paragraph)) for name in dict.fromkeys(one.id for one in causes)]
+        yield Items(items[:_MOST_SHOWN], 1, "cause", "causes")
+        paragraphs = [
+            (name, _with_code(CAUSES[name].paragraph)) for name in dict.fromkeys(cause.id for cause in causes)
+        ]
         title = "What each id means, how sure it is, and what to do: ddpscale explain ID"
         yield Closed(title, [fact_table(paragraphs)])
     left = f"{len(causes) - _MOST_CAUSES} more: verdicts.json lists all." if causes[_MOST_CAUSES:] else ""
-    more = Items(told[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", "causes")
+    more = Items(items[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", "causes")
     yield Closed(count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, Line(left)], is_short=True)
 
 
-def _with_code(said: str) -> list[Span]:
+def _with_code(text: str) -> list[Span]:
     """A sentence whose commands and names stand between backticks."""
-    return [Code(part) if at % 2 else part for at, part in enumerate(said.split("`")) if part]
+    return [Code(part) if at % 2 else part for at, part in enumerate(text.split("`")) if part]
 
 
 def key_numbers(judgement: Judgement) -> list[tuple[str, str, str, str, str]]:
@@ -220,17 +224,17 @@ def key_numbers(judgement: Judgement) -> list[tuple[str, str, str, str, str]]:
     These are each from the worst requirement, first of those that keep the machine from being accepted: title, value,
     what it is a number of, bound and verdict.
     """
-    found = [_nodes_at_fault(judgement)]
+    numbers = [_nodes_at_fault(judgement)]
     for metric in (THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY, GENERATION_RATIO):
-        of_metric = [one for one in judgement.verdicts if one.metric == metric.name]
+        of_metric = [verdict for verdict in judgement.verdicts if verdict.metric == metric.name]
         not_asked = (metric.title, digits.ABSENT, "", "not asked", "")
-        found.append(_worst_of(of_metric, judgement) if of_metric else not_asked)
-    return found
+        numbers.append(_worst_of(of_metric, judgement) if of_metric else not_asked)
+    return numbers
 
 
 def _worst_of(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[str, str, str, str, str]:
-    def how_good(one: Verdict) -> tuple[bool, int, float]:
-        return not judgement.is_blocked_by(one), _WORST_FIRST.index(one.outcome), one.margin or 0.0
+    def how_good(verdict: Verdict) -> tuple[bool, int, float]:
+        return not judgement.is_blocked_by(verdict), _WORST_FIRST.index(verdict.outcome), verdict.margin or 0.0
 
     worst = min(verdicts, key=how_good)
     value, limits = digits.point_text(worst), digits.limits_text(worst)
@@ -244,13 +248,15 @@ def _worst_of(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[str, s
 def _nodes_at_fault(judgement: Judgement) -> tuple[str, str, str, str, str]:
     """Nodes that a failure certainly names, of all; it passes only if the machine is accepted and all were tested."""
     coverage, verdicts = judgement.coverage or Coverage(), judgement.verdicts
-    blocking = [one for one in verdicts if judgement.is_blocked_by(one)]
+    blocking = [verdict for verdict in verdicts if judgement.is_blocked_by(verdict)]
     kinds = [("FAIL", blocking)]
     if judgement.accepts:
         kinds += [("WAIVED", judgement.waived), ("WARN", [*filter(only_warns, verdicts)])]
     is_whole = coverage.node_count and all(node.tested_by for node in coverage.nodes) and not coverage.unnamed_nodes
-    found = [(word, hosts) for word, some in kinds if (hosts := _hosts(some))]
-    word, named = found[0] if found else ("PASS" if judgement.accepts and is_whole else "INCONCLUSIVE", set[str]())
+    by_severity = [(word, hosts) for word, some in kinds if (hosts := _hosts(some))]
+    word, named = (
+        by_severity[0] if by_severity else ("PASS" if judgement.accepts and is_whole else "INCONCLUSIVE", set[str]())
+    )
     suspected = set[str]() if named else _hosts(blocking, is_certain=False)
     why = f"{len(suspected)} suspected: " * bool(suspected) + first_nodes(suspected or named)
     of_all = f" of {coverage.node_count}" if coverage.node_count else ""
@@ -258,7 +264,7 @@ def _nodes_at_fault(judgement: Judgement) -> tuple[str, str, str, str, str]:
 
 
 def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
-    return {one.host for verdict in verdicts for one in verdict.accused if one.is_certain == is_certain}
+    return {culprit.host for verdict in verdicts for culprit in verdict.accused if culprit.is_certain == is_certain}
 
 
 def facts(
@@ -266,18 +272,18 @@ def facts(
 ) -> list[tuple[str, str]]:
     """What was tested, where, when and by whom, by name."""
     ranks = ranks_by_host(gangs)
-    names = Counter(one.device_name or "device of unknown name" for host in ranks.values() for one in host)
+    names = Counter(rank.device_name or "device of unknown name" for host in ranks.values() for rank in host)
     devices = ", ".join(f"{count} × {name}" for name, count in names.items())
-    found = [
+    pairs = [
         ("Tested as", f"{judgement.sku}{f': {devices}' if devices else ''}"),
         ("Nodes", f"{len(ranks)}: {first_nodes(ranks, 4)}" if ranks else ""),
         ("Tested", machine.tested_text(judgement.coverage) if judgement.coverage else ""),
         ("Software", machine.software_line(versions)),
         ("When", _when(run, judgement)),
-        *(("Resumed", _resumed_text(one)) for one in run.resumed),
-        *((name.capitalize(), said) for name, said in run.noted.items() if name != OPERATOR),
+        *(("Resumed", _resumed_text(resumption)) for resumption in run.resumed),
+        *((name.capitalize(), text) for name, text in run.noted.items() if name != OPERATOR),
     ]
-    return [(name, said) for name, said in found if said]
+    return [(name, text) for name, text in pairs if text]
 
 
 def _when(run: RunRecord, judgement: Judgement) -> str:
@@ -299,42 +305,45 @@ def _resumed_text(resumed: Resumed) -> str:
 
 def _requirements(judgement: Judgement, causes: Sequence[Cause]) -> list[Block]:
     """What keeps the machine from being accepted and what is waived; then, closed, what only warns and what passed."""
-    found = sorted(judgement.verdicts, key=lambda one: _WORST_FIRST.index(one.outcome))
+    ordered = sorted(judgement.verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.outcome))
     kinds: dict[str, list[Verdict]] = {"not met": [], "waived": [], "not met, only warnings": [], "passed": []}
-    for one in found:
-        kept = "waived" if one.is_waived else "passed" if one.passed else "not met, only warnings"
-        kinds["not met" if judgement.is_blocked_by(one) else kept].append(one)
+    for verdict in ordered:
+        kept = "waived" if verdict.is_waived else "passed" if verdict.passed else "not met, only warnings"
+        kinds["not met" if judgement.is_blocked_by(verdict) else kept].append(verdict)
     numbers = _sources(judgement.verdicts)
-    of_cause = {name: number for number, one in reversed([*enumerate(causes, 1)]) for name in one.explains}
+    of_cause = {name: number for number, cause in reversed([*enumerate(causes, 1)]) for name in cause.explains}
     legends = (
-        _LIMITS, _WAIVED * bool(judgement.waived), _PROVISIONAL * any(map(is_provisional, found)),
-        f"{TOO_NARROW}." * any(map(interval_mark, found)),
+        _LIMITS, _WAIVED * bool(judgement.waived), _PROVISIONAL * any(map(is_provisional, ordered)),
+        f"{TOO_NARROW}." * any(map(interval_mark, ordered)),
     )  # fmt: skip
     return [
         *(
             Closed(f"{len(some)} {kind}", [_table(some, numbers, of_cause)], kind in _OPEN, judgement.accepts)
             for kind, some in kinds.items()
         ),
-        Line("" if found else "No requirement was judged."),
-        *(Line(one, "legend") for one in legends),
+        Line("" if ordered else "No requirement was judged."),
+        *(Line(legend, "legend") for legend in legends),
     ]
 
 
 def _sources(verdicts: Sequence[Verdict]) -> dict[str, int]:
     """Number of each source of a bound."""
-    return {one: number for number, one in enumerate(dict.fromkeys(one.source for one in verdicts if one.source), 1)}
+    return {
+        source: number
+        for number, source in enumerate(dict.fromkeys(verdict.source for verdict in verdicts if verdict.source), 1)
+    }
 
 
 def _table(verdicts: Sequence[Verdict], numbers: Mapping[str, int], of_cause: Mapping[str, int]) -> Table:
     """Requirements with one cause and reason stand together, and the reason once below them."""
     groups: dict[object, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
-        accused = frozenset((one.identity, one.is_certain) for one in verdict.accused)
+        accused = frozenset((culprit.identity, culprit.is_certain) for culprit in verdict.accused)
         reason = re.sub(r"\d+\.\d+", "", why_text(verdict))  # without measured values, which stand in the rows
         groups[verdict.outcome, of_cause.get(verdict.id), reason or verdict.metric, accused].append(verdict)
     rows, below = list[list[Text]](), {}
     for group in groups.values():
-        rows += [_cells(one, numbers) for one in group]
+        rows += [_cells(verdict, numbers) for verdict in group]
         below[len(rows)] = _note(group, of_cause)
     return Table(_TITLES, rows, names=2, below=below, style="requirements")
 
@@ -354,31 +363,31 @@ def _cells(verdict: Verdict, numbers: Mapping[str, int]) -> list[Text]:
 
 def _note(group: Sequence[Verdict], of_cause: Mapping[str, int]) -> Note:
     """The reason of all, and what else is known of all or of some."""
-    told, number = why_text(group[0]), of_cause.get(group[0].id)
+    reason, number = why_text(group[0]), of_cause.get(group[0].id)
     names = defaultdict[str, list[str]](list)
-    for one in group:
-        for said in dict.fromkeys([why_text(one), *remarks(one, in_full=True)]):
-            names[said].append(short_name(one))
-    del names[told]
-    lines = [f"{first_few(of)}: {said}" if group[len(of) :] else said for said, of in names.items()]
-    return Note([[Link(f"Cause {number}", f"#cause-{number}"), f": {told}"] if number else told], lines)
+    for verdict in group:
+        for text in dict.fromkeys([why_text(verdict), *remarks(verdict, in_full=True)]):
+            names[text].append(short_name(verdict))
+    del names[reason]
+    lines = [f"{first_few(of)}: {text}" if group[len(of) :] else text for text, of in names.items()]
+    return Note([[Link(f"Cause {number}", f"#cause-{number}"), f": {reason}"] if number else reason], lines)
 
 
 def _reservations(judgement: Judgement) -> Iterator[Block]:
-    lowered = [(one.requirement, *digits.lowered_bounds(one)) for one in judgement.lowered]
+    lowered = [(bound.requirement, *digits.lowered_bounds(bound)) for bound in judgement.lowered]
     titles = ("Requirement", "Before", "Here")
     yield first_rows(Table(titles, lowered, "Bounds that the site lowered", 1), _MOST_LOWERED)
     yield Section("Changed by the site", [bullets(judgement.altered)])
 
 
 def _method(judgement: Judgement) -> Iterator[Block]:
-    told = notes(judgement)
+    remarks = notes(judgement)
     yield Line(uniform_loss_text(judgement))
-    yield Closed(count_text(len(told), "note"), [bullets(told, _MOST_LISTED)], is_short=True)
-    metrics = dict.fromkeys(one.metric for one in judgement.verdicts)
-    checks = [(short_name(one), check_text(one)) for one in judgement.verdicts]
+    yield Closed(count_text(len(remarks), "note"), [bullets(remarks, _MOST_LISTED)], is_short=True)
+    metrics = dict.fromkeys(verdict.metric for verdict in judgement.verdicts)
+    checks = [(short_name(verdict), check_text(verdict)) for verdict in judgement.verdicts]
     meanings = [(METRICS[name].title, METRICS[name].meaning) for name in metrics]
-    yield Closed("What was required", [fact_table([*meanings, *(one for one in checks if one[1])])])
+    yield Closed("What was required", [fact_table([*meanings, *(check for check in checks if check[1])])])
     sources = [[Line(source)] for source in _sources(judgement.verdicts)]
     yield Closed("Sources of the bounds", [Items(sources, 1, "source")])
 
@@ -387,8 +396,8 @@ def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
     """What the verdicts rest on, with hashes to check it by."""
     basis, used = judgement.basis, run.thresholds
     judged = f"{in_utc(basis['judged_at']):%Y-%m-%d %H:%M} UTC" if "judged_at" in basis else digits.ABSENT
-    files = [("Thresholds", used), *(("Extends", one) for one in used.extends)] if used else []
+    files = [("Thresholds", used), *(("Extends", file) for file in used.extends)] if used else []
     return [
         ("Judged", judged), ("Measurements, SHA-256", basis.get("measurements_sha256", digits.ABSENT)),
-        *((name, f"{one.path}, SHA-256 {one.sha256}") for name, one in files),
+        *((name, f"{file.path}, SHA-256 {file.sha256}") for name, file in files),
     ]  # fmt: skip

@@ -29,7 +29,7 @@ _BOUND_KINDS = {"at_least": "min", "at_most": "max"}
 
 def _base_units() -> dict[str, tuple[str, float]]:
     """Suffix of the metric's name, and the factor that converts a value to that unit, by unit."""
-    names = {one.unit: one.samples for one in FAMILIES.values()} | {"samples": "samples"}
+    names = {family.unit: family.samples for family in FAMILIES.values()} | {"samples": "samples"}
     return {
         "fraction": ("ratio", 1.0),
         "x": ("ratio", 1.0),
@@ -54,7 +54,9 @@ def render_prometheus(judgement: Judgement, run: RunRecord, gangs: Collection[Ga
                 # Prometheus leaves out; text has no control characters.
                 texts = ({k: "" if v is None else one_line(str(v)) for k, v in labels.items()} for labels, _ in samples)
                 family = Metric(f"ddpscale_{name}", documentation, "gauge")
-                for series, number in {(*one.items(),): of[1] for one, of in zip(texts, samples, strict=True)}.items():
+                for series, number in {
+                    (*text.items(),): of[1] for text, of in zip(texts, samples, strict=True)
+                }.items():
                     family.add_sample(family.name, dict(series), number)
                 if samples:
                     yield family
@@ -66,23 +68,25 @@ def _families(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord
     sku, verdicts = {"sku": judgement.sku}, judgement.verdicts
     counts = Counter(verdict.outcome for verdict in verdicts)
     simulated = judgement.simulated or run.is_simulated()
-    is_it = [({**sku, "outcome": one}, one == judgement.outcome) for one in get_args(RunOutcome)]
+    is_it = [({**sku, "outcome": outcome}, outcome == judgement.outcome) for outcome in get_args(RunOutcome)]
     yield "run_outcome", "1 for the outcome of the run, 0 for all others.", is_it
     yield "run_simulated", "1 if the run simulated a machine and measured none.", [(sku, simulated)]
     outcomes = get_args(VerdictOutcome)
     counted = [({**sku, "outcome": one}, counts[one]) for one in outcomes]
     yield "requirements", "Requirements of the run by outcome.", counted
-    of_each = [({**_labels(one), "outcome": name}, name == one.outcome) for one in verdicts for name in outcomes]
-    what = "1 for the outcome of the requirement, 0 for all others; waived failures are failed."
-    yield "requirement_outcome", what, of_each
-    of_verdicts = [(one, *_base_units()[one.unit]) for one in verdicts]
+    outcome_samples = [
+        ({**_labels(verdict), "outcome": name}, name == verdict.outcome) for verdict in verdicts for name in outcomes
+    ]
+    help_text = "1 for the outcome of the requirement, 0 for all others; waived failures are failed."
+    yield "requirement_outcome", help_text, outcome_samples
+    of_verdicts = [(verdict, *_base_units()[verdict.unit]) for verdict in verdicts]
     for base in dict.fromkeys(base for base, _ in _base_units().values()):
-        yield from _numbers([(one, factor) for one, unit, factor in of_verdicts if unit == base], base)
+        yield from _numbers([(verdict, factor) for verdict, unit, factor in of_verdicts if unit == base], base)
     if simulated:  # there is no machine to blame or to date
         return
     named = Counter[tuple[tuple[str, object], ...]]()
-    for one in filter(judgement.is_blocked_by, verdicts):
-        named.update({tuple(_who(culprit).items()) for culprit in one.accused})
+    for verdict in filter(judgement.is_blocked_by, verdicts):
+        named.update({tuple(_who(culprit).items()) for culprit in verdict.accused})
     blamed = [(dict(who), number) for who, number in sorted(named.items(), key=str)]
     yield "culprit_failures", "Requirements that block acceptance and name this culprit.", blamed
     if run.finished_at is None:
@@ -92,23 +96,23 @@ def _families(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord
     nodes = [({**judged, "node": host}, ended_s) for host in hosts]
     yield "node_last_verdict_timestamp_seconds", "End of this node's last judged run, in Unix time.", nodes
     places = [(host, rank.place) for host, ranks in hosts.items() for rank in ranks]
-    gpus = [({**judged, "node": host, "gpu": one.index, "uuid": one.uuid}, ended_s) for host, one in places]
+    gpus = [({**judged, "node": host, "gpu": place.index, "uuid": place.uuid}, ended_s) for host, place in places]
     yield "gpu_last_verdict_timestamp_seconds", "End of this GPU's last judged run, in Unix time.", gpus
 
 
 def _numbers(verdicts: Iterable[tuple[Verdict, float]], unit: str) -> Iterator[Family]:
     """Values, interval ends and bounds of verdicts in one base unit."""
-    found = [(one, _labels(one), factor) for one, factor in verdicts]
-    values = [(labels, factor * one.value) for one, labels, factor in found if one.value is not None]
+    rows = [(verdict, _labels(verdict), factor) for verdict, factor in verdicts]
+    values = [(labels, factor * verdict.value) for verdict, labels, factor in rows if verdict.value is not None]
     limits = [
         ({**labels, "end": end}, factor * limit)
-        for one, labels, factor in found
-        for end, limit in zip(("low", "high"), one.interval or (), strict=False)
+        for verdict, labels, factor in rows
+        for end, limit in zip(("low", "high"), verdict.interval or (), strict=False)
     ]
     bounds = [
         ({**labels, "kind": _BOUND_KINDS[key]}, factor * bound)
-        for one, labels, factor in found
-        for key, bound in one.bound.items()
+        for verdict, labels, factor in rows
+        for key, bound in verdict.bound.items()
     ]
     words = unit.replace("_", " ")
     yield f"requirement_value_{unit}", f"Point estimate of the requirement, {words}.", values
@@ -116,11 +120,11 @@ def _numbers(verdicts: Iterable[tuple[Verdict, float]], unit: str) -> Iterator[F
     yield f"requirement_bound_{unit}", f"Bound that the value has to meet, {words}.", bounds
 
 
-def _who(one: Culprit) -> Labels:
-    end, peer = (*one.places, Place(""))[:2]
+def _who(culprit: Culprit) -> Labels:
+    end, peer = (*culprit.places, Place(""))[:2]
     return {
-        "kind": one.kind, "node": end.host, "gpu": end.index, "uuid": end.uuid, "peer_node": peer.host,
-        "peer_gpu": peer.index, "certain": str(one.is_certain).lower(),
+        "kind": culprit.kind, "node": end.host, "gpu": end.index, "uuid": end.uuid, "peer_node": peer.host,
+        "peer_gpu": peer.index, "certain": str(culprit.is_certain).lower(),
     }  # fmt: skip
 
 

@@ -70,33 +70,33 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
     """
     metric, arms = replace(quantity.metric, scaling=study.scaling), usual_arms(study)
     judged = [
-        one for one in map(_as_speedup, verdicts)
-        if one.metric == metric.name and metric.scaling == quantity.metric.scaling
-        and one.workload == study.workload.name and one.placement == "packed"
+        verdict for verdict in map(_as_speedup, verdicts)
+        if verdict.metric == metric.name and metric.scaling == quantity.metric.scaling
+        and verdict.workload == study.workload.name and verdict.placement == "packed"
     ]  # fmt: skip
     confidence = verdicts[0].confidence if verdicts else _CONFIDENCE
     of_one = {arm.kind for arm in arms if arm.world_size == 1}
-    others = [one for one in verdicts if one.workload == study.workload.name and one.one_gpu in of_one]
-    ways = (one.one_gpu for one in (*judged, *others) if one.one_gpu)
-    one_gpu: OneGpu = next(ways, "ddp" if "ddp" in of_one else "alone")
+    others = [verdict for verdict in verdicts if verdict.workload == study.workload.name and verdict.one_gpu in of_one]
+    baselines = (verdict.one_gpu for verdict in (*judged, *others) if verdict.one_gpu)
+    one_gpu: OneGpu = next(baselines, "ddp" if "ddp" in of_one else "alone")
     points = []
     for size in sorted({arm.world_size for arm in arms}):
         question = Question(metric, study.workload, size, one_gpu=one_gpu)
-        of_size = [one for one in judged if one.world_size == size]
+        of_size = [verdict for verdict in judged if verdict.world_size == size]
         # Other quantities than throughput begin at several ranks, unless somebody asks for one.
         is_shown = size > 1 or quantity is THROUGHPUT or of_size
         if not is_shown or not all((study.id, arm.name) in evidence.columns.arms for arm in question.arms):
             continue
-        valued = [one for one in of_size if one.value is not None and math.isfinite(one.value)]
+        valued = [verdict for verdict in of_size if verdict.value is not None and math.isfinite(verdict.value)]
         # A failed one, then the one nearest to its bound.
-        worst = min(valued, key=lambda one: (one.outcome != "failed", one.margin or 0.0), default=None)
-        found = worst or worst_value(question, evidence, confidence)
-        if found is not None and found.value is not None:
-            is_failed = isinstance(found, Verdict) and found.outcome == "failed"
+        worst = min(valued, key=lambda verdict: (verdict.outcome != "failed", verdict.margin or 0.0), default=None)
+        value = worst or worst_value(question, evidence, confidence)
+        if value is not None and value.value is not None:
+            is_failed = isinstance(value, Verdict) and value.outcome == "failed"
             nodes = _nodes(size, evidence.plan.layout)
-            note = f"{nodes} ({found.place})" if nodes and found.place else nodes
-            points.append(Point(size, found.value, found.interval, is_failed, nodes == _WORST_NODE, note))
-    bounds = [Point(one.world_size, one.bound_value) for one in judged]
+            note = f"{nodes} ({value.place})" if nodes and value.place else nodes
+            points.append(Point(size, value.value, value.interval, is_failed, nodes == _WORST_NODE, note))
+    bounds = [Point(verdict.world_size, verdict.bound_value) for verdict in judged]
     return Curve(study.workload.name, points, bounds)
 
 
@@ -170,10 +170,10 @@ def sweet_spots(rows: Sequence[Mapping[str, Any]], device: str, deadline_s: floa
         yield f"sweet spot for a deadline of {deadline_s:g} s: {fewest}"
     if efficient := [row["ranks"] for row in rows if row["efficiency"] >= GOOD_EFFICIENCY]:
         yield f"sweet spot for efficiency of {percent(GOOD_EFFICIENCY)}: {count_text(efficient[-1], device)}"
-    for key, what in {"gpu_hours": f"{device}-hours", "kwh": "energy", "price": "price"}.items():
+    for key, cost in {"gpu_hours": f"{device}-hours", "kwh": "energy", "price": "price"}.items():
         costs = [(row[key], row["ranks"]) for row in rows if row.get(key) is not None]
         if costs:
-            yield f"sweet spot for {what}: {count_text(min(costs)[1], device)}"
+            yield f"sweet spot for {cost}: {count_text(min(costs)[1], device)}"
     for row, after in itertools.pairwise(rows):
         if after["saved_per_doubling"] < SATURATED_GAIN:
             saves = f"a doubling saves less than {percent(SATURATED_GAIN)} of the time"
@@ -184,16 +184,16 @@ def sweet_spots(rows: Sequence[Mapping[str, Any]], device: str, deadline_s: floa
 def scaling_of(study: Study, evidence: Evidence, verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Rows of a study's sizes, for one epoch of ImageNet, with the numbers of `scaling_curve`."""
     compared = EFFICIENCY if study.scaling == "weak" else SPEEDUP
-    relative = {one.x: one.value for one in scaling_curve(study, compared, evidence, verdicts).points}
+    relative = {point.x: point.value for point in scaling_curve(study, compared, evidence, verdicts).points}
     arms, sizes = {arm.world_size: arm for arm in usual_arms(study)}, []
-    for one in scaling_curve(study, THROUGHPUT, evidence, verdicts).points:
-        size, efficiency = int(one.x), relative.get(one.x)
+    for point in scaling_curve(study, THROUGHPUT, evidence, verdicts).points:
+        size, efficiency = int(point.x), relative.get(point.x)
         if efficiency is not None and compared is SPEEDUP:
             efficiency /= size
         energy_j = energy_j_per_sample(merged(evidence.columns, study.id, arms[size], evidence.plan.layout))
         sizes.append({
-            "ranks": size, "samples_per_s": size * one.value, "complete_s": IMAGENET / (size * one.value),
-            "efficiency": efficiency, "kwh": energy_j and energy_j * IMAGENET / 3.6e6, "nodes": one.note,
+            "ranks": size, "samples_per_s": size * point.value, "complete_s": IMAGENET / (size * point.value),
+            "efficiency": efficiency, "kwh": energy_j and energy_j * IMAGENET / 3.6e6, "nodes": point.note,
         })  # fmt: skip
     return scaling_rows(sizes)
 
@@ -208,14 +208,16 @@ def energy_j_per_sample(groups: ArmRounds) -> float | None:
 
 def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[Section]:
     """Each study with at least two sizes: a table for one epoch of ImageNet, and what follows for choosing a size."""
-    device, found = evidence.plan.device, list[Section]()
+    device, sections = evidence.plan.device, list[Section]()
     for study in evidence.plan.studies:
         rows, unit = scaling_of(study, evidence, verdicts), study.workload.family.unit
         titles = f"{device}s", f"{unit}/s", "speed-up", "efficiency", "gain", "time", "saved", f"{device}-hours", "kWh"
         shown = Table((*titles, "nodes"), [*map(_cells, rows)], names=0)
         if len(rows) > 1:
-            found.append(Section(f"{study.scaling}/{study.workload.name}", [shown, bullets(sweet_spots(rows, device))]))
-    return found
+            sections.append(
+                Section(f"{study.scaling}/{study.workload.name}", [shown, bullets(sweet_spots(rows, device))])
+            )
+    return sections
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -27,15 +27,15 @@ NOT_COVERED = (
 
 def uniform_loss_text(judgement: Judgement) -> str:
     """How fast all GPUs are at least, in a sentence; else that nothing shows it, or empty if something else says so."""
-    loss, is_told = judgement.uniform_loss, bool(judgement.notes_of("unseen-loss"))
+    loss, is_noted = judgement.uniform_loss, bool(judgement.notes_of("unseen-loss"))
     if loss is None:
-        compared = any(one.shows_uniform_loss for one in judgement.verdicts)
-        trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload"]
-        is_asked = not compared and not is_told and any(one.value is not None for one in trained)
+        compared = any(verdict.shows_uniform_loss for verdict in judgement.verdicts)
+        trained = [verdict for verdict in judgement.verdicts if METRICS[verdict.metric].subject == "workload"]
+        is_asked = not compared and not is_noted and any(verdict.value is not None for verdict in trained)
         return _UNSEEN if is_asked else ""
     # Where no bound is close to the GPU's own speed, to be faster than published says little; intervals that are too
     # narrow have not that confidence.
-    if (is_told and not loss.largest) or any(map(interval_mark, judgement.verdicts)):
+    if (is_noted and not loss.largest) or any(map(interval_mark, judgement.verdicts)):
         return ""
     # The lower limits of all compared workloads hold together, so that of the slowest holds for each.
     share = f"{rounded(1 - loss.largest, 1, ROUND_FLOOR, power_of_ten=2)} % of " if loss.largest else ""
@@ -51,14 +51,14 @@ def interval_mark(verdict: Verdict) -> str:
 
 def not_tested_lines(judgement: Judgement) -> list[str]:
     """What no bound of the run shows, one line for each reason and each kind of untested device."""
-    reasons = Counter(reason_text(one) for one in judgement.verdicts if one.outcome == "not_measured")
-    said = [f"{count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
-    if further := len(reasons) - len(said):
-        said.append(f"{count_text(further, 'more reason')}: verdicts.json lists all")
+    reasons = Counter(reason_text(verdict) for verdict in judgement.verdicts if verdict.outcome == "not_measured")
+    lines = [f"{count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
+    if further := len(reasons) - len(lines):
+        lines.append(f"{count_text(further, 'more reason')}: verdicts.json lists all")
     coverage = judgement.coverage
     if coverage is not None and coverage.idle_gpus:
         idle = [f"{gpu.place.number} on {gpu.place.host}" for gpu in coverage.idle_gpus[:5]]
-        said.append(f"GPUs not tested: {first_few(idle, 5, count=len(coverage.idle_gpus))}")
+        lines.append(f"GPUs not tested: {first_few(idle, 5, count=len(coverage.idle_gpus))}")
     if coverage is not None and coverage.nodes_absent:
-        said.append(f"Nodes not tested: {first_few(coverage.nodes_absent, 5)}")
-    return [*judgement.notes_of("unseen-loss"), *said]
+        lines.append(f"Nodes not tested: {first_few(coverage.nodes_absent, 5)}")
+    return [*judgement.notes_of("unseen-loss"), *lines]

@@ -56,8 +56,10 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     valued = imported(judgement, run)
     lines += _cause_lines(judgement, columns, run, 0 if valued else _OTHER_CAUSES)
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
-    shown = (valued or sorted(blocking, key=lambda one: (one.outcome != "failed", one.margin or 0.0)))[:_MOST_ROWS]
-    lines += _table(shown, columns, lambda one: _plain([despite_text(one)], columns, indent="    ")[:2])
+    shown = (valued or sorted(blocking, key=lambda verdict: (verdict.outcome != "failed", verdict.margin or 0.0)))[
+        :_MOST_ROWS
+    ]
+    lines += _table(shown, columns, lambda verdict: _plain([despite_text(verdict)], columns, indent="    ")[:2])
     lines += _plain(_signs(shown), columns)
     most = _MOST_OF_AN_ACCEPTANCE if judgement.accepts else _MOST_REMARKS
     if not judgement.accepts:
@@ -68,9 +70,9 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
 def quiet_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
     """The outcome and, in 4 lines with it, what to do or a remark. pytest adds its counts and the report's path."""
     columns = max(columns, _LEAST_COLUMNS)
-    told = _outcome(judgement, columns, run)
-    lines = [*told, *_cause_lines(judgement, columns, run, 0), *_first_remarks(judgement, columns, 1)]
-    return [*lines[: max(len(told) + 1, _MOST_QUIET_LINES - judgement.simulated)], *_watermark(judgement)]
+    outcome = _outcome(judgement, columns, run)
+    lines = [*outcome, *_cause_lines(judgement, columns, run, 0), *_first_remarks(judgement, columns, 1)]
+    return [*lines[: max(len(outcome) + 1, _MOST_QUIET_LINES - judgement.simulated)], *_watermark(judgement)]
 
 
 def _cause_lines(judgement: Judgement, columns: int, run: RunRecord | None, others: int) -> list[Line]:
@@ -78,18 +80,18 @@ def _cause_lines(judgement: Judgement, columns: int, run: RunRecord | None, othe
 
     Only commands may be longer than `columns`: they stay one line, to be copied.
     """
-    if judgement.accepts or not (found := causes(judgement)):
+    if judgement.accepts or not (ranked := causes(judgement)):
         return []
-    steps = next_steps(found[0], judgement, run)[: None if others else 1]
-    lines, label = list[str](), _label(found[0])
+    steps = next_steps(ranked[0], judgement, run)[: None if others else 1]
+    lines, label = list[str](), _label(ranked[0])
     for step in steps:
         lines += _wrapped(f"{label}{step.action}", columns, "  ", "    ", 2)
         lines += [f"    {step.command}"] * bool(step.command)
         label = ""
-    for cause in found[1 : others + 1]:
+    for cause in ranked[1 : others + 1]:
         lines += _wrapped(f"also: {one_line(cause.sentence)}", columns, "  ", "    ", 2)
         lines += _wrapped(f"{_label(cause)}{next_steps(cause, judgement, run)[0].action}", columns, "    ", "", 1)
-    more = len(found) - 1 - others
+    more = len(ranked) - 1 - others
     lines += [f"  also: {count_text(more, 'more cause')}, see report.html"] * bool(others and more > 0)
     return [(line, "") for line in lines]
 
@@ -109,15 +111,15 @@ def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     columns, verdicts = max(columns, _LEAST_COLUMNS), judgement.verdicts
 
     def explained(verdict: Verdict) -> list[Line]:
-        own = [one for one in remarks(verdict) if not one.startswith("note: ")]  # notes follow the table
+        own = [remark for remark in remarks(verdict) if not remark.startswith("note: ")]  # notes follow the table
         return _plain((why_text(verdict), *own), columns, indent="    ")
 
     lines: list[Line] = []
     if verdicts:
         legend = f"{_LEGEND} {', '.join(sorted({f'{one.confidence:.4g}' for one in verdicts}))}"
         lines = [*_table(verdicts, columns, explained), ("", ""), *_plain([*_signs(verdicts), legend], columns)]
-    for said, style in _remarks(judgement):
-        lines += _plain([said], columns, style)
+    for text, style in _remarks(judgement):
+        lines += _plain([text], columns, style)
     if verdicts:
         lines += _plain([counts_text(judgement)], columns)
     lines += [*_watermark(judgement), *_outcome(judgement, columns, run)]
@@ -139,7 +141,7 @@ def _table(verdicts: Sequence[Verdict], columns: int, explained: Callable[[Verdi
     """
     if not verdicts:
         return []
-    names = [f"{_GAP}{short_name(one)}" for one in verdicts]
+    names = [f"{_GAP}{short_name(verdict)}" for verdict in verdicts]
     least = min(_ENOUGH, max(map(len, names)))
     for dropped in (0, 1):
         rows = [(value, *others[dropped:]) for value, *others in (_HEADER, *map(_cells, verdicts))]
@@ -155,12 +157,12 @@ def _table(verdicts: Sequence[Verdict], columns: int, explained: Callable[[Verdi
         return shorten(line if width else line.lstrip(), columns)
 
     lines: list[Line] = [(joined("requirement", rows[0]), "header")]
-    for metric in dict.fromkeys(one.metric for one in verdicts):
+    for metric in dict.fromkeys(verdict.metric for verdict in verdicts):
         lines.append((shorten(metric, columns), ""))
-        for name, cells, one in zip(names, rows[1:], verdicts, strict=True):
-            if one.metric == metric:
+        for name, cells, verdict in zip(names, rows[1:], verdicts, strict=True):
+            if verdict.metric == metric:
                 lines += [(shorten(name, columns), "")] * (len(name) > width)
-                lines += [(joined(name, cells), verdict_style(one)), *explained(one)]
+                lines += [(joined(name, cells), verdict_style(verdict)), *explained(verdict)]
     return lines
 
 
@@ -179,7 +181,9 @@ def _outcome(judgement: Judgement, columns: int, run: RunRecord | None) -> list[
     is_red = judgement.outcome == "incomplete" and judgement.blockers and not judgement.rehearsed
     style = "failed" if is_red else OUTCOMES[judgement.outcome][0]
     following = " " * len("REJECTED: ")
-    lines: list[Line] = [(one, style) for one in _wrapped(headline(judgement, run), columns, "", following, most=None)]
+    lines: list[Line] = [
+        (line, style) for line in _wrapped(headline(judgement, run), columns, "", following, most=None)
+    ]
     return lines + _plain(map(one_line, judgement.notes_of("variable")), columns)
 
 
@@ -195,33 +199,35 @@ def _signs(verdicts: Sequence[Verdict]) -> list[str]:
 
 def _remarks(judgement: Judgement, *, is_brief: bool = False) -> Iterator[Line]:
     """Remarks that qualify the outcome, the most important first; in brief without those that the page tells."""
-    told = headline(judgement)
+    headline_text = headline(judgement)
     for warning in warnings(judgement)[:_MOST_WARNINGS]:
-        if warning.sentence not in told:
+        if warning.sentence not in headline_text:
             yield warning_text(warning), "warned"
-    yield from ((one_line(f"{one.id}: {waiver_text(one)}"), "warned") for one in judgement.waived)
+    yield from ((one_line(f"{verdict.id}: {waiver_text(verdict)}"), "warned") for verdict in judgement.waived)
     if (loss := uniform_loss_text(judgement)) and (judgement.accepts or not is_brief):
         yield loss, ""
     hidden = _ON_THE_PAGE * is_brief
-    found: dict[str, list[str]] = {one: [] for one in (*judgement.notes_of("unseen-loss"), *notes(judgement, hidden))}
+    by_note: dict[str, list[str]] = {
+        note: [] for note in (*judgement.notes_of("unseen-loss"), *notes(judgement, hidden))
+    }
     for verdict in filter(judgement.is_blocked_by, judgement.verdicts) if is_brief else judgement.verdicts:
         for note in dict.fromkeys(verdict.notes):
-            found.setdefault(note, []).append(verdict.id)
-    for note, of in found.items():
+            by_note.setdefault(note, []).append(verdict.id)
+    for note, of in by_note.items():
         yield f"note: {one_line(': '.join(filter(None, (first_few(of, 2), note))))}", ""
 
 
 def _first_remarks(judgement: Judgement, columns: int, most: int) -> Iterator[Line]:
     """So many remarks, and a line that counts the others."""
-    told = [*_remarks(judgement, is_brief=True)]
-    for said, style in told[:most]:
-        yield from _plain([said], columns, style)
-    if told[most:]:
-        yield f"{count_text(len(told) - most, 'more remark')} (-v, or report.html)", ""
+    remarks = [*_remarks(judgement, is_brief=True)]
+    for text, style in remarks[:most]:
+        yield from _plain([text], columns, style)
+    if remarks[most:]:
+        yield f"{count_text(len(remarks) - most, 'more remark')} (-v, or report.html)", ""
 
 
-def _plain(said: Iterable[str], columns: int, style: Style = "", indent: str = "") -> list[Line]:
-    return [(line, style) for one in said for line in _wrapped(one, columns, indent, f"{indent}  ")]
+def _plain(texts: Iterable[str], columns: int, style: Style = "", indent: str = "") -> list[Line]:
+    return [(line, style) for text in texts for line in _wrapped(text, columns, indent, f"{indent}  ")]
 
 
 def _wrapped(

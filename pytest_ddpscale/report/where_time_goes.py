@@ -45,14 +45,14 @@ def breakdown(evidence: Evidence, peaks_tflops: Mapping[str, float | None] | Non
             rounds = merged(evidence.columns, study.id, arm, plan.layout)
             if len(rounds):
                 rows.append((study.id, arm.name, *_cells(rounds, flops, peak)))
-    there = [any(cell != ABSENT for cell in cells) for cells in zip(*rows, strict=True)]
-    shown = [[*compress(cells, there)] for cells in (titles, *rows)]
+    has_values = [any(cell != ABSENT for cell in cells) for cells in zip(*rows, strict=True)]
+    shown = [[*compress(cells, has_values)] for cells in (titles, *rows)]
     caption = "Step times over the raw steps of all ranks; throughput at the pace of the slowest rank"
     return Table(shown[0], shown[1:], caption, 1)
 
 
 def _cells(rounds: ArmRounds, flops: float | None, peak_tflops: float | None) -> Iterator[str]:
-    def said(values: FloatArray, form: str, join: Callable[[FloatArray], Any] = np.median) -> str:
+    def summary(values: FloatArray, form: str, join: Callable[[FloatArray], Any] = np.median) -> str:
         known = values[~np.isnan(values)]
         return form.format(join(known)).replace("%", " %") if len(known) else ABSENT
 
@@ -62,18 +62,18 @@ def _cells(rounds: ArmRounds, flops: float | None, peak_tflops: float | None) ->
     percentiles, tflops = step_time_percentiles_ms(rounds), of("model_flops_utilization")
     skipped = int(np.nansum(rounds.reading("skipped_steps")))
     yield str(len(rounds))
-    yield said(rounds.samples_per_s_per_gpu, "{:.1f}")
-    yield said(tflops, "{:.3g}")
-    yield said(tflops / (peak_tflops or np.nan), "{:.1%}")
+    yield summary(rounds.samples_per_s_per_gpu, "{:.1f}")
+    yield summary(tflops, "{:.3g}")
+    yield summary(tflops / (peak_tflops or np.nan), "{:.1%}")
     for percent in PERCENTS:
-        p95 = said(of("step_time_p95"), "{:.1f}") if percent == 95 else ABSENT
+        p95 = summary(of("step_time_p95"), "{:.1f}") if percent == 95 else ABSENT
         yield f"{percentiles[percent]:.1f}" if percentiles else p95
     waited_s = waited_s_per_step(rounds)
     yield ABSENT if np.isnan(waited_s).any() else f"{1000 * waited_s.mean():.1f}"
-    yield said(of("peak_memory_gib"), "{:.2f}", np.max)
-    yield said(of("device_utilization"), "{:.1%}")
-    yield said(rounds.reading("energy_j") / rounds.seconds, "{:.0f}", np.mean)
-    yield said(of("images_per_joule"), "{:.3g}")
+    yield summary(of("peak_memory_gib"), "{:.2f}", np.max)
+    yield summary(of("device_utilization"), "{:.1%}")
+    yield summary(rounds.reading("energy_j") / rounds.seconds, "{:.0f}", np.mean)
+    yield summary(of("images_per_joule"), "{:.3g}")
     yield str(skipped) if skipped else ABSENT
 
 
@@ -94,35 +94,42 @@ def waited_s_per_step(measured: ArmRounds) -> FloatArray:
 
 def profile_blocks(profiles: Sequence[ArmProfile], device_type: str) -> Iterator[Block]:
     """What torch.profiler recorded: how, and means over the steps of each arm."""
-    done = [one for one in profiles if not one.problem]
+    done = [profile for profile in profiles if not profile.problem]
     if done:
-        steps = count_text(max(len(one.steps) for one in done), "step")
-        what = "GPU kernels" if device_type == "cuda" else "operators of the thread that trains, and gloo's threads"
+        steps = count_text(max(len(profile.steps) for profile in done), "step")
+        measured = "GPU kernels" if device_type == "cuda" else "operators of the thread that trains, and gloo's threads"
         yield Line(
             f"Rank {done[0].rank} profiled {steps} of each arm with torch.profiler, taking turns between arms, after "
-            f"all timed rounds of the study: {what}. Profiling slows steps; no value or verdict uses them."
+            f"all timed rounds of the study: {measured}. Profiling slows steps; no value or verdict uses them."
         )
     yield from (Line(f"{one[:1].upper()}{one[1:]}.") for one in problem_lines(profiles))
     caption = "Where the time of a profiled step goes, means over the steps"
     yield Table(_PARTS, [*map(_parts, done)], caption, 2)
-    if traces := [part for one in done if one.trace for part in (", ", Link(one.trace, one.trace))][1:]:
+    if traces := [part for profile in done if profile.trace for part in (", ", Link(profile.trace, profile.trace))][1:]:
         yield Line(["Traces for Perfetto or chrome://tracing: ", *traces])
 
 
 def problem_lines(profiles: Sequence[ArmProfile]) -> list[str]:
     """Why arms have no profile, each reason once."""
     arms: dict[str, list[str]] = {}
-    for one in profiles:
-        if one.problem:
-            arms.setdefault(one.problem, []).append(f"{one.study}, {one.arm}")
+    for profile in profiles:
+        if profile.problem:
+            arms.setdefault(profile.problem, []).append(f"{profile.study}, {profile.arm}")
     return [f"no profile of {first_few(names, _MOST_ARMS, '; ')}: {why}" for why, names in arms.items()]
 
 
-def _parts(one: ArmProfile) -> tuple[str, ...]:
+def _parts(profile: ArmProfile) -> tuple[str, ...]:
     """Means over its steps."""
-    step, *parts, reduced, hidden = (statistics.fmean(part) for part in zip(*map(astuple, one.steps), strict=True))
+    step, *parts, reduced, hidden = (statistics.fmean(part) for part in zip(*map(astuple, profile.steps), strict=True))
     shares = [_share(part, step) for part in parts]
-    return one.study, one.arm, number_text(step, "ms"), *shares, number_text(reduced, "ms"), _share(hidden, reduced)
+    return (
+        profile.study,
+        profile.arm,
+        number_text(step, "ms"),
+        *shares,
+        number_text(reduced, "ms"),
+        _share(hidden, reduced),
+    )
 
 
 def _share(part: float, whole: float) -> str:

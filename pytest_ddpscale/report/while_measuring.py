@@ -80,8 +80,8 @@ class Progress:
             case TrainedEpoch():
                 self._trained(record)
             case Unfit():
-                for said in alike({host: f"{host} is unfit: {why}" for host, why in record.nodes.items()}):
-                    self._say(said)
+                for message in alike({host: f"{host} is unfit: {why}" for host, why in record.nodes.items()}):
+                    self._say(message)
             case StudyEnd():
                 self._end(record)
             case Queued():
@@ -106,21 +106,21 @@ class Progress:
         run, self._round = self._plan.training_run(epoch.study), epoch.epoch + 1
         if run is not None:
             speed = f"{epoch.samples_per_s:.4g} {run.workload.family.unit}/s"
-            found = f"loss {epoch.mean_loss:.4g}  accuracy {100 * epoch.accuracy:.1f} %"
-            self._pass(f"epoch {self._round}/{run.epochs}  {speed}  {found}", run.id)
+            figures = f"loss {epoch.mean_loss:.4g}  accuracy {100 * epoch.accuracy:.1f} %"
+            self._pass(f"epoch {self._round}/{run.epochs}  {speed}  {figures}", run.id)
 
     def _end(self, end: StudyEnd) -> None:
         is_current = self._current == end.study
-        what = "rounds" if self._plan.training_run(end.study) is None else "epochs"
-        how_far = f"interrupted after {self._round} {what}" if is_current else "not started"
+        unit = "rounds" if self._plan.training_run(end.study) is None else "epochs"
+        how_far = f"interrupted after {self._round} {unit}" if is_current else "not started"
         if end.reason == "error":
-            said = f"ERROR: {headline_of(end.message)}"
+            message = f"ERROR: {headline_of(end.message)}"
         elif end.reason == "interrupted" or not is_current:  # without a message, no time was left for this launch
-            said = f"{how_far}: {headline_of(end.message) or 'time limit reached'}"
+            message = f"{how_far}: {headline_of(end.message) or 'time limit reached'}"
         else:
             took = "{}:{:02d}".format(*divmod(round(self._now() - self._study_begun_s), 60))
-            said = f"{_ENDED.get(end.reason, '')}{self._round} {what} in {took}"
-        self._say(f"{end.study}: {said}")
+            message = f"{_ENDED.get(end.reason, '')}{self._round} {unit} in {took}"
+        self._say(f"{end.study}: {message}")
         self._spent_s, self._planned_s = self._paces_s()
         self._pending.discard(end.study)
         self._study, self._current, self._round = None, "", 0
@@ -162,9 +162,9 @@ class Progress:
         spent_s, planned_s = self._paces_s()
         pace, low_s, high_s = spent_s / planned_s if planned_s else 1.0, 0.0, 0.0
         for name in self._pending & self._times.keys():
-            one, done_s = self._times[name], self._done_s() if name == self._current else 0.0
-            low_s += pace * max(0.0, one.seconds(one.fewest) - done_s)
-            high_s += max(1.0, pace) * max(0.0, one.seconds(one.most) - done_s)
+            time, done_s = self._times[name], self._done_s() if name == self._current else 0.0
+            low_s += pace * max(0.0, time.seconds(time.fewest) - done_s)
+            high_s += max(1.0, pace) * max(0.0, time.seconds(time.most) - done_s)
         if self._budget_s is not None:
             end_s = max(0.0, self._budget_s - (self._now() - (self._up_s or self._now())))
             low_s, high_s = min(low_s, end_s), min(high_s, end_s)
@@ -210,7 +210,9 @@ class Progress:
         rows = []
         for row in np.sort(np.argsort(per_second, kind="stable")[:_MOST_RANKS]).tolist():
             place = gang.ranks[int(ranks[row])].place
-            numbers = [ABSENT if np.isnan(each[row]) else format(each[row], form) for each, form in columns.values()]
+            numbers = [
+                ABSENT if np.isnan(values[row]) else format(values[row], form) for values, form in columns.values()
+            ]
             rows.append([str(ranks[row]), place.host, place.number, *numbers])
         titles = "Rank", "Node", "Device", *columns
         of = "" if len(rows) == len(ranks) else f"; the slowest of {count_text(len(ranks), 'rank')}"
@@ -237,4 +239,4 @@ def load_warning(load: float, cores: int) -> str:
 def failed_so_far(judgement: Judgement) -> set[str]:
     """Ids of the requirements that fail; those that are not measured yet do not."""
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
-    return {one.id for one in blocking if one.outcome in ("failed", "error")}
+    return {verdict.id for verdict in blocking if verdict.outcome in ("failed", "error")}

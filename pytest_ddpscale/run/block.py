@@ -70,7 +70,7 @@ def joined_checksums(of_ranks: Sequence[str | None]) -> str | None:
     """Checksums in the form of `Block.digests`; a shared one is stored once."""
     if len(set(of_ranks)) == 1:
         return of_ranks[0]
-    return "".join(one or NO_CHECKSUM for one in of_ranks)
+    return "".join(digest or NO_CHECKSUM for digest in of_ranks)
 
 
 class Block(Line, eq=False, kw_only=True, tag="timed"):
@@ -122,17 +122,17 @@ class Block(Line, eq=False, kw_only=True, tag="timed"):
                 raise ValueError(f"unknown name {min(unknown)!r}; expected one of {', '.join(known)}")
         columns, size = {name: getattr(self, name) for name in _COLUMNS}, len(self.ranks)
         refuse_other_lengths([*columns.items(), *self.readings.items(), *self.unread.items()], size)
-        for name, said in columns.items():
-            if isinstance(said, tuple):
-                force_setattr(self, name, np.array(said, _COLUMNS[name]))
+        for name, values in columns.items():
+            if isinstance(values, tuple):
+                force_setattr(self, name, np.array(values, _COLUMNS[name]))
         readings: dict[str, Any] = {}
-        for name, said in self.readings.items():
+        for name, values in self.readings.items():
             reading = READINGS[name]
-            found = np.asarray(said, "f8" if reading.kind == "f" else None)
-            if found.dtype.kind != reading.kind or ((found < reading.least) | (found > reading.most)).any():
+            array = np.asarray(values, "f8" if reading.kind == "f" else None)
+            if array.dtype.kind != reading.kind or ((array < reading.least) | (array > reading.most)).any():
                 limits = f"{reading.least:g} to {reading.most:g} {reading.unit}".strip()
                 raise ValueError(f"{name} of a rank is out of range; expected {limits}")
-            readings[name] = found if found.ndim else said
+            readings[name] = array if array.ndim else values
         force_setattr(self, "readings", readings)
         fewest = int(np.min(self.count))
         for name, steps in self.series.items():
@@ -167,11 +167,11 @@ class Block(Line, eq=False, kw_only=True, tag="timed"):
         if name in SERIES:
             return np.frombuffer(self.series.get(name, b""), "<f4").reshape(len(self.ranks), -1)
         if name == "digest":
-            found: Any = np.frombuffer(bytes.fromhex(self.digests or NO_CHECKSUM), ">i8").astype(np.int64)
+            array: Any = np.frombuffer(bytes.fromhex(self.digests or NO_CHECKSUM), ">i8").astype(np.int64)
         else:
-            said = getattr(self, name) if name in _COLUMNS else self.readings.get(name)
-            found = np.asarray(said, _COLUMNS.get(name, "f8"))
-        return np.broadcast_to(found, len(self.ranks))
+            values = getattr(self, name) if name in _COLUMNS else self.readings.get(name)
+            array = np.asarray(values, _COLUMNS.get(name, "f8"))
+        return np.broadcast_to(array, len(self.ranks))
 
     @property
     def per_second(self) -> FloatArray:
@@ -197,14 +197,16 @@ class RankBlock(Record, kw_only=True):
 def joined(parts: Sequence[RankBlock], **common: Any) -> Block:
     """One block of the parts of all ranks, in order, and of `common`: what they share, or rank 0 alone knows."""
     for name in ("work", "began_unix_s", "seconds"):
-        common[name] = column(getattr(one, name) for one in parts)
+        common[name] = column(getattr(part, name) for part in parts)
     joins: Any = {"readings": (column, None), "unread": (column, ""), "series": (b"".join, b"")}
     for part, (join, absent) in joins.items():
-        said = [getattr(one, part) for one in parts]
-        known = dict.fromkeys(name for one in said for name, value in one.items() if value is not None)
-        common[part] = {name: join([one.get(name, absent) for one in said]) for name in known}
-    digests, groups = joined_checksums([one.digest for one in parts]), column(one.group for one in parts)
-    return Block(ranks=tuple(one.rank for one in parts), groups=groups, digests=digests, **common)
+        values = [getattr(one, part) for one in parts]
+        known = dict.fromkeys(
+            name for values_of_rank in values for name, value in values_of_rank.items() if value is not None
+        )
+        common[part] = {name: join([values_of_rank.get(name, absent) for values_of_rank in values]) for name in known}
+    digests, groups = joined_checksums([part.digest for part in parts]), column(part.group for part in parts)
+    return Block(ranks=tuple(part.rank for part in parts), groups=groups, digests=digests, **common)
 
 
 class Unsupported(Line, tag="unsupported"):
@@ -220,9 +222,9 @@ class Unsupported(Line, tag="unsupported"):
         refuse_other_lengths([("reasons", self.reasons)], len(self.ranks))
 
 
-def read_steps(said: bytes) -> FloatArray:
+def read_steps(data: bytes) -> FloatArray:
     """Seconds of steps from the format of `Block.series`."""
-    return np.frombuffer(said, "<f4").astype(np.float64)
+    return np.frombuffer(data, "<f4").astype(np.float64)
 
 
 def step_bytes(step_s: Iterable[float]) -> bytes:

@@ -69,33 +69,33 @@ def refuse_contradictions(
         RunDirectoryError: the message has the line.
     """
     arms = {(study.id, arm.name): arm for study in plan.timed for arm in study.arms}
-    runs = {one.id: one for one in plan.training_runs}
+    runs = {planned.id: planned for planned in plan.training_runs}
     blocks = defaultdict[tuple[str, int], dict[tuple[str, int], Block]](dict)  # of each round, by arm and turn
-    told = defaultdict[tuple[str, int], set[str]](set)  # arms of each round with telemetry
+    with_telemetry = defaultdict[tuple[str, int], set[str]](set)  # arms of each round with telemetry
     unable = defaultdict[str, set[int]](set)  # ranks, by probe
-    for one in records:
-        if isinstance(one, Block):
-            blocks[one.study, one.round].setdefault((one.arm, one.turn), one)
-        elif isinstance(one, TelemetryBlock):
-            told[one.study, one.round].add(one.arm)
-        elif isinstance(one, Unsupported) and one.study == PROBES:
-            unable[one.arm].update(one.ranks)
+    for record in records:
+        if isinstance(record, Block):
+            blocks[record.study, record.round].setdefault((record.arm, record.turn), record)
+        elif isinstance(record, TelemetryBlock):
+            with_telemetry[record.study, record.round].add(record.arm)
+        elif isinstance(record, Unsupported) and record.study == PROBES:
+            unable[record.arm].update(record.ranks)
     measured, layouts = studies_measured(records), dict[int, Layout]()  # of gangs; an imported run has none
     trained = defaultdict[str, list[Any]](list)  # lines of each run so far
     first = dict[object, int]()  # line of what there is once; gang of a study; launch of a gang
 
-    def refuse(line: int, one: AnyRecord) -> None:
-        said: list[Any] = [getattr(one, part, 0) for part in ("study", "arm", "round", "turn", "gang")]
-        study, arm, number, turn, gang = said
+    def refuse(line: int, record: AnyRecord) -> None:
+        fields: list[Any] = [getattr(record, part, 0) for part in ("study", "arm", "round", "turn", "gang")]
+        study, arm, number, turn, gang = fields
         layout = layouts.get(gang)
-        if name := _ONCE.get(type(one)):
+        if name := _ONCE.get(type(record)):
             which = f"{name} {number} of {study}, {arm}" if arm else f"{name} {number} of {study}"
             _refuse_other(first, (which, turn), line, f"is another {which} than line")
-        if isinstance(one, Block | Unsupported | Sustained | RoundEnd | ArmProfile):
-            for timed in one.arms if isinstance(one, RoundEnd) else (arm,):
+        if isinstance(record, Block | Unsupported | Sustained | RoundEnd | ArmProfile):
+            for timed in record.arms if isinstance(record, RoundEnd) else (arm,):
                 if (study, timed) not in arms:
                     raise ValueError(f"has {timed} of {study}, which plan.json does not plan")
-        if layout and isinstance(one, OfRanks):
+        if layout and isinstance(record, OfRanks):
             if layout.nodes < plan.nodes and not plan.fits_nodes(study):  # those that fit may lack lost nodes
                 raise _not_planned(f"{study} on {layout.nodes} hosts", plan.nodes)
             launch = plan.launch_of(study)
@@ -103,43 +103,46 @@ def refuse_contradictions(
             _refuse_other(first, ("launch", gang), launch, found)
         # Others may have other software, devices or memory placement. A study whose gang ended is measured from its
         # first round again, or not at all.
-        if not is_imported and isinstance(one, Block | SeededSteps | Sustained | OfTraining):
+        if not is_imported and isinstance(record, Block | SeededSteps | Sustained | OfTraining):
             _refuse_other(first, study, gang, f"has {study} measured by gang {gang}, as well as by gang")
-        match one:
+        match record:
             case GangRecord() if not is_imported:
-                layouts[gang] = _layout_of(one, plan)
+                layouts[gang] = _layout_of(record, plan)
             case Block():
-                _refuse_block(one, plan, arms[study, arm], layout, unable.get(arm, set()), is_simulated=is_simulated)
+                _refuse_block(record, plan, arms[study, arm], layout, unable.get(arm, set()), is_simulated=is_simulated)
             case RoundEnd():
-                due = {(name, turn) for name in one.arms for turn in range(plan.layout.turns(arms[study, name]))}
+                due = {(name, turn) for name in record.arms for turn in range(plan.layout.turns(arms[study, name]))}
                 worked = {name for name, _ in blocks[study, number]}
                 early = {name for its, name in arms if its == study} if number < FEWEST_ROUNDS else set()
                 absent = {name for name, _ in due - blocks[study, number].keys()}
                 for names, why in (  # an arm is left out once all requirements on it are decided
-                    (early - {*one.arms} - unable.keys(), f"left out before round {FEWEST_ROUNDS}"),
+                    (early - {*record.arms} - unable.keys(), f"left out before round {FEWEST_ROUNDS}"),
                     (() if is_simulated else absent - unable.keys(), "not recorded"),  # or all its ranks are missing
-                    (worked - {*one.arms}, "measured all the same"),
-                    (worked - told[study, number] if told and study != PAIRS else (), "without telemetry"),
+                    (worked - {*record.arms}, "measured all the same"),
+                    (
+                        worked - with_telemetry[study, number] if with_telemetry and study != PAIRS else (),
+                        "without telemetry",
+                    ),
                 ):
                     if names:
                         raise ValueError(f"ends round {number} of {study}, {why}: {', '.join(sorted(names))}")
             case SeededSteps() if layout:
-                seeded, ranks = plan.study(study), np.array([step.rank for step in one.ranks])
+                seeded, ranks = plan.study(study), np.array([step.rank for step in record.ranks])
                 planned = np.full(layout.world_size, -1)
                 planned[list(seeded.ranks(seeded.arms, layout) if seeded else ())] = 0
-                what = f"the seeded step of {study}"
-                _refuse_groups(planned, ranks, np.zeros_like(ranks), set(), what, is_simulated=is_simulated)
+                step = f"the seeded step of {study}"
+                _refuse_groups(planned, ranks, np.zeros_like(ranks), set(), step, is_simulated=is_simulated)
             case Sustained():
                 of_study = plan.study(study)
                 if of_study is None or of_study.stretched is None or of_study.stretched.name != arm:
                     raise ValueError(f"has a stretch of {arm} of {study}, which plan.json does not plan")
-                groups, named = (layout or plan.layout).groups(of_study.stretched), [rank.rank for rank in one.ranks]
-                timed = {rank.rank for rank in one.ranks if rank.step_s}
+                groups, named = (layout or plan.layout).groups(of_study.stretched), [rank.rank for rank in record.ranks]
+                timed = {rank.rank for rank in record.ranks if rank.step_s}
                 if len({*named}) < len(named) or not timed <= {group[0] for group in groups}:
                     raise ValueError(
                         f"has steps of ranks {_named(sorted(timed))} of a stretch; expected the first of groups"
                     )
-                for rank in one.ranks:
+                for rank in record.ranks:
                     steps_s = read_steps(rank.step_s)
                     if not (np.isfinite(steps_s) & (steps_s > 0)).all() or steps_s.sum() > LONGEST_STRETCH_S:
                         raise ValueError(f"has steps of a stretch of rank {rank.rank} that no rank trains")
@@ -150,7 +153,9 @@ def refuse_contradictions(
                     raise ValueError(f"{of}, which was not measured")
                 if timed:  # else of a round that its study has not finished: it is written before the block
                     ran = np.concatenate([(block.ranks, block.each("began_unix_s")) for block in timed], axis=1)
-                    seen = np.stack([np.asarray(one.ranks), np.broadcast_to(one.started_unix_s, len(one.ranks))])
+                    seen = np.stack(
+                        [np.asarray(record.ranks), np.broadcast_to(record.started_unix_s, len(record.ranks))]
+                    )
                     in_order, its = (times[:, np.lexsort(times)] for times in (ran, seen))
                     is_cut = not is_ended and np.isin(ran, seen).all()  # a killed run may lack the last turns
                     if timed[0].gang != gang or not (is_cut or np.array_equal(in_order, its)):
@@ -158,13 +163,13 @@ def refuse_contradictions(
             case TrainedEpoch() | TrainedRun() | LaunchTime():
                 if study not in runs:
                     raise ValueError(f"is of {study}, which plan.json does not plan")
-                if layout and not isinstance(one, LaunchTime):
-                    _refuse_training(one, runs[study], layout, trained[study])
+                if layout and not isinstance(record, LaunchTime):
+                    _refuse_training(record, runs[study], layout, trained[study])
 
     # Telemetry last, because it is said more shortly what its blocks lack.
-    for line, one in sorted(enumerate(records, 1), key=lambda said: isinstance(said[1], TelemetryBlock)):
+    for line, record in sorted(enumerate(records, 1), key=lambda numbered: isinstance(numbered[1], TelemetryBlock)):
         try:
-            refuse(line, one)
+            refuse(line, record)
         except ValueError as error:
             found, *remedy = error.args
             raise RunDirectoryError(str(run.measurements_jsonl), f"line {line} {found}", *(remedy or BROKEN)) from None
@@ -204,50 +209,50 @@ def _layout_of(gang: GangRecord, plan: Plan) -> Layout:
 
 
 def _refuse_block(
-    one: Block, plan: Plan, arm: Arm, layout: Layout | None, unable: set[int], *, is_simulated: bool
+    block: Block, plan: Plan, arm: Arm, layout: Layout | None, unable: set[int], *, is_simulated: bool
 ) -> None:
     """The work of a step is the arm's, and steps of a rank fill its block. The planned groups of ranks worked, without
     those that were unable to, and replicas have checksums. `layout` is None if the run is imported."""
-    work, seconds, steps = one.each("work"), one.each("seconds"), one.each(STEP_S)
+    work, seconds, steps = block.each("work"), block.each("seconds"), block.each(STEP_S)
     if not arm.is_probe and (work != arm.batch_size).any():
-        raise _not_planned(f"{work.max():g} {plan.samples} a step of {one.study}, {one.arm}", arm.batch_size)
+        raise _not_planned(f"{work.max():g} {plan.samples} a step of {block.study}, {block.arm}", arm.batch_size)
     total_s = steps.sum(axis=1, dtype=np.float64)
     fill = (np.abs(total_s - seconds) <= STEPS_DIFFER_FROM_BLOCK * seconds) & (steps > 0).all(axis=1)
-    if STEP_S not in one.series:
-        if one.study == PAIRS or not (arm.is_probe or layout is None):
-            raise ValueError(f"has no step times ({STEP_S}) of {one.arm}")
+    if STEP_S not in block.series:
+        if block.study == PAIRS or not (arm.is_probe or layout is None):
+            raise ValueError(f"has no step times ({STEP_S}) of {block.arm}")
     elif not fill.all():
         bad = int(fill.argmin())
         found = f"has steps ({STEP_S}) of {steps[bad].min():g} s and more, {total_s[bad]:g} s in all"
-        raise ValueError(f"{found}, of rank {one.ranks[bad]} in a block of {seconds[bad]:g} s")
+        raise ValueError(f"{found}, of rank {block.ranks[bad]} in a block of {seconds[bad]:g} s")
     if layout is None:
         return
-    ranks: IntArray = np.asarray(one.ranks)
-    groups = one.each("groups")
-    if one.turn >= (turns := layout.turns(arm)):
-        raise ValueError(f"is turn {one.turn} of {one.arm}, whose groups take {turns} in a round")
-    if one.study == PAIRS:
+    ranks: IntArray = np.asarray(block.ranks)
+    groups = block.each("groups")
+    if block.turn >= (turns := layout.turns(arm)):
+        raise ValueError(f"is turn {block.turn} of {block.arm}, whose groups take {turns} in a round")
+    if block.study == PAIRS:
         _, at, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         local = ranks % layout.ranks_per_node  # pairs are chosen while measuring, of equal local ranks
         wrong = (sizes[at] != 2) | (np.bincount(at, local)[at] != 2 * local)
         if wrong.any():
-            raise ValueError(f"has ranks {_named(ranks[at == at[wrong][0]])} as a pair of {one.arm}")
+            raise ValueError(f"has ranks {_named(ranks[at == at[wrong][0]])} as a pair of {block.arm}")
         return
-    study = plan.study(one.study)
-    planned = _group_of_rank(layout, arm, study.turn(plan.seed, one.round) if study else one.turn)
+    study = plan.study(block.study)
+    planned = _group_of_rank(layout, arm, study.turn(plan.seed, block.round) if study else block.turn)
     if arm.is_probe and arm.operation.is_single_device:
         groups, lacking = planned[ranks], unable
     else:  # the others of their crew wait in vain
         crews = layout.crews(arm) if unable else ()
         lacking = unable.union(*(crew for crew in crews if unable.intersection(crew)))
-    what = f"{one.arm} of {one.study}, round {one.round}"
-    _refuse_groups(planned, ranks, groups, lacking, what, is_simulated=is_simulated)
-    if arm.kind == "ddp" and not one.each("digest").all():
+    block_name = f"{block.arm} of {block.study}, round {block.round}"
+    _refuse_groups(planned, ranks, groups, lacking, block_name, is_simulated=is_simulated)
+    if arm.kind == "ddp" and not block.each("digest").all():
         raise ValueError("has a replica without a checksum (digests)")
 
 
 def _refuse_groups(
-    planned: IntArray, ranks: IntArray, groups: IntArray, may_lack: set[int], what: str, *, is_simulated: bool
+    planned: IntArray, ranks: IntArray, groups: IntArray, may_lack: set[int], block_name: str, *, is_simulated: bool
 ) -> None:
     """Refuse other groups than planned.
 
@@ -256,43 +261,43 @@ def _refuse_groups(
         ranks: those that worked.
         groups: the numbers of their groups, (ranks that worked,).
         may_lack: ranks that may be absent; all, if it is simulated.
-        what: they did, for the message.
+        block_name: they did, for the message.
     """
     its = planned[ranks]
     other = its != groups
     if other.any():  # a run may lack groups, and number the others anew
         other = (its < 0) | (np.unique(its, return_inverse=True)[1] != np.unique(groups, return_inverse=True)[1])
     if other.any():
-        number, found = its[other][0], ranks[groups == groups[other][0]]
+        number, members = its[other][0], ranks[groups == groups[other][0]]
         expected = f"ranks {_named(np.flatnonzero(planned == number))}" if number >= 0 else "none"
-        raise _not_planned(f"ranks {_named(found)} as a group of {what}", expected)
+        raise _not_planned(f"ranks {_named(members)} as a group of {block_name}", expected)
     absent = planned >= 0
     absent[ranks] = False
     missing = [] if is_simulated else [rank for rank in np.flatnonzero(absent).tolist() if rank not in may_lack]
     if missing:
-        raise ValueError(f"lacks rank {_named(missing)} of {what}")
+        raise ValueError(f"lacks rank {_named(missing)} of {block_name}")
 
 
-def _refuse_training(one: TrainedEpoch | TrainedRun, run: TrainingRun, layout: Layout, told: list[Any]) -> None:
+def _refuse_training(record: TrainedEpoch | TrainedRun, run: TrainingRun, layout: Layout, earlier: list[Any]) -> None:
     """Every rank has its part. Epochs follow each other, each with all its samples; the end comes after the last one,
-    or after that which reached the loss. `told` has the earlier lines of the run, to which this one is added."""
-    ranks, number = [rank.rank for rank in one.ranks], len(told)
+    or after that which reached the loss. `earlier` has the earlier lines of the run, to which this one is added."""
+    ranks, number = [rank.rank for rank in record.ranks], len(earlier)
     if layout.world_size != run.world_size or ranks != list(range(layout.world_size)):
         raise ValueError(f"has ranks {ranks} of {layout.world_size}; expected 0 to {run.world_size - 1}")
-    is_over = number > 0 and isinstance(told[-1], TrainedRun)
-    told.append(one)
-    if isinstance(one, TrainedRun):
-        losses, threshold = [loss for epoch in told[:-1] for loss in epoch.losses], run.loss_threshold
+    is_over = number > 0 and isinstance(earlier[-1], TrainedRun)
+    earlier.append(record)
+    if isinstance(record, TrainedRun):
+        losses, threshold = [loss for epoch in earlier[:-1] for loss in epoch.losses], run.loss_threshold
         if number != run.epochs and (threshold is None or loss_reached(losses, threshold) is None):
             raise ValueError(f"ends {run.id} after {number} epochs; expected {run.epochs}")
         return
-    of, samples = f"of epoch {one.epoch} of {run.id}", run.workload.family.samples
-    if is_over or one.epoch != number or number >= run.epochs:
+    of, samples = f"of epoch {record.epoch} of {run.id}", run.workload.family.samples
+    if is_over or record.epoch != number or number >= run.epochs:
         raise ValueError(f"is {of}; expected epoch {number} of {run.epochs}")
-    trained, each = [rank.trained for rank in one.ranks], run.iterations * run.workload.batch_size
-    if {*trained} != {each}:
-        raise ValueError(f"trained {trained} {samples} {of}; expected {each} on each rank")
-    validated, planned = sum(rank.validated for rank in one.ranks), run.samples.validation_samples
+    trained, epoch_samples = [rank.trained for rank in record.ranks], run.iterations * run.workload.batch_size
+    if {*trained} != {epoch_samples}:
+        raise ValueError(f"trained {trained} {samples} {of}; expected {epoch_samples} on each rank")
+    validated, planned = sum(rank.validated for rank in record.ranks), run.samples.validation_samples
     if validated != planned:
         raise ValueError(f"validated {validated} {samples} {of}; expected {planned}, each once")
 
@@ -300,10 +305,10 @@ def _refuse_training(one: TrainedEpoch | TrainedRun, run: TrainingRun, layout: L
 @lru_cache(maxsize=256)
 def _group_of_rank(layout: Layout, arm: Arm, turn: int) -> IntArray:
     """Number of the group that each rank of a gang works with, -1 if it does not, (ranks,)."""
-    found = np.full(layout.world_size, -1)
+    groups = np.full(layout.world_size, -1)
     for number, group in enumerate(layout.groups(arm, turn)):
-        found[list(group)] = number
-    return found
+        groups[list(group)] = number
+    return groups
 
 
 def _named(ranks: Iterable[int]) -> str:

@@ -41,11 +41,11 @@ from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_record import ended, ends_of
 from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import PostMortem, Survey, surveys_of
-from pytest_ddpscale.run.table import ArmRounds, Columns, Keeping, columns_of, once
+from pytest_ddpscale.run.table import ArmRounds, Columns, Memoized, columns_of, memoized
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 
 
-class Unread(NamedTuple):
+class MissingReading(NamedTuple):
     """A reading that was expected of ranks in an arm and is missing: the first such rank, why, and how many there are.
 
     `blocks` counts each rank in each round.
@@ -61,7 +61,7 @@ class Unread(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Evidence(Keeping):
+class Evidence(Memoized):
     """The plan of a run, its measurements and its errors.
 
     Attributes:
@@ -106,7 +106,7 @@ class Evidence(Keeping):
     profiles: Sequence[ArmProfile] = ()
     training: Sequence[OfTraining | StudyEnd] = ()
     gpu_errors: Sequence[GpuErrors] = ()
-    unread: Sequence[Unread] = ()
+    unread: Sequence[MissingReading] = ()
     sustained: Mapping[str, Sustained] = field(default_factory=dict)
     gangs: Collection[GangRecord] = ()
     goes_on: bool = False
@@ -131,7 +131,7 @@ class Evidence(Keeping):
         """Measurements of one probe; None if there are none."""
         return self.columns.arms.get((PROBES, probe.name))
 
-    @once
+    @memoized
     def seeded_checksums(self, study_id: str) -> Mapping[int, str]:
         """Checksum of the seeded step, by rank; empty if none was computed.
 
@@ -148,23 +148,23 @@ class Evidence(Keeping):
         return 2 * sum(step.repeats for step in steps) > len(steps)
 
 
-def busy_as_told(columns: Columns, told: TelemetryColumns) -> Columns:
+def with_telemetry_utilization(columns: Columns, telemetry: TelemetryColumns) -> Columns:
     """Measurements without the utilizations that their telemetry lacks, or has discarded.
 
     In their place a reading ``sm_activity`` stands beside: the GPU was at least that busy.
     """
-    arms, unread = dict(columns.arms), np.isnan(told.utilization)
-    for number in np.unique(told.arm[unread]).tolist():
-        measured = arms[told.arms[number]]
+    arms, unread = dict(columns.arms), np.isnan(telemetry.utilization)
+    for number in np.unique(telemetry.arm[unread]).tolist():
+        measured = arms[telemetry.arms[number]]
         at = {place: column for column, place in enumerate(measured.ranks.rank_places)}
-        column = np.array([at.get(place, -1) for place in told.places])[told.place]
-        rows = unread & (told.arm == number)
+        column = np.array([at.get(place, -1) for place in telemetry.places])[telemetry.place]
+        rows = unread & (telemetry.arm == number)
         sms = np.full((1 + measured.numbers[-1], 1 + len(at)), np.inf)  # where it was read; the last column is of none
-        sms[told.round[rows], column[rows]] = told.sm_activity[rows]
+        sms[telemetry.round[rows], column[rows]] = telemetry.sm_activity[rows]
         is_read = np.isinf(sms := sms[measured.numbers, :-1])
         busy = np.where(is_read, measured.reading("utilization"), np.nan)
-        found = {"utilization": busy, "sm_activity": np.where(is_read, np.nan, sms)}
-        arms[told.arms[number]] = replace(measured, readings={**measured.readings, **found})
+        readings = {"utilization": busy, "sm_activity": np.where(is_read, np.nan, sms)}
+        arms[telemetry.arms[number]] = replace(measured, readings={**measured.readings, **readings})
     return Columns(arms)
 
 
@@ -176,52 +176,56 @@ def evidence_of(plan: Plan, columns: Columns | None, records: Sequence[AnyRecord
         columns: the measurements in these records; None to lay them out.
         records: all records.
     """
-    said = defaultdict[type, list[Any]](list)
-    for one in records:
-        said[type(one)].append(one)
-    gangs = gangs_by_number(said[GangRecord])
+    by_type = defaultdict[type, list[Any]](list)
+    for record in records:
+        by_type[type(record)].append(record)
+    gangs = gangs_by_number(by_type[GangRecord])
     places = {number: gang.places for number, gang in gangs.items()}
     timed = defaultdict[str, dict[int, Collection[str]]](dict)
-    for line in said[RoundEnd]:
+    for line in by_type[RoundEnd]:
         timed[line.study][line.round] = frozenset(line.arms)
-    connected = {one.rank: (places[line.gang][one.rank], one) for line in said[GangTransport] for one in line.ranks}
+    connected = {
+        rank.rank: (places[line.gang][rank.rank], rank) for line in by_type[GangTransport] for rank in line.ranks
+    }
     lacking, first = Counter[tuple[str, str, str]](), dict[tuple[str, str, str], tuple[str, int, str]]()
-    for block in said[Block]:
+    for block in by_type[Block]:
         for name, reasons in block.unread.items():
             key = block.study, block.arm, name
             for rank, why in zip(block.ranks.tolist(), each(reasons, len(block.ranks)), strict=True):
                 if why:
                     first.setdefault(key, (places[block.gang][rank].host, rank, why))
                     lacking[key] += 1
-    measured = {block.key for block in said[Block]}  # telemetry is written before its block, which may be missing
-    told = [one for one in said[TelemetryBlock] if (one.study, one.arm, one.round) in measured]
-    telemetry = telemetry_columns_of(told, gangs)
+    measured = {block.key for block in by_type[Block]}  # telemetry is written before its block, which may be missing
+    telemetry_blocks = [block for block in by_type[TelemetryBlock] if (block.study, block.arm, block.round) in measured]
+    telemetry = telemetry_columns_of(telemetry_blocks, gangs)
     return Evidence(
         plan,
-        busy_as_told(columns_of(said[Block], gangs.values()), telemetry) if columns is None else columns,
-        ended(said[StudyEnd], "error"),
-        {line.study: line.flops_per_sample for line in said[WorkloadFlops]},
+        with_telemetry_utilization(columns_of(by_type[Block], gangs.values()), telemetry)
+        if columns is None
+        else columns,
+        ended(by_type[StudyEnd], "error"),
+        {line.study: line.flops_per_sample for line in by_type[WorkloadFlops]},
         {
             line.study: {places[line.gang][step.rank]: step for step in sorted(line.ranks, key=attrgetter("rank"))}
-            for line in said[SeededSteps]
+            for line in by_type[SeededSteps]
         },
         timed,
-        ended(said[StudyEnd], "interrupted"),
+        ended(by_type[StudyEnd], "interrupted"),
         sorted({host for gang in gangs.values() for host in gang.hosts}),
         {
             line.arm: f"{places[line.gang][line.ranks[-1]].host}: {each(line.reasons, len(line.ranks))[-1]}"
-            for line in said[Unsupported]
+            for line in by_type[Unsupported]
         },
-        surveys_of(said[Survey]),
+        surveys_of(by_type[Survey]),
         telemetry,
         dict(connected[rank] for rank in sorted(connected)),
-        [line.survey for line in said[PostMortem]],
-        ended(said[StudyEnd], "budget"),
-        tuple({(one.study, one.arm): one for one in said[ArmProfile]}.values()),
-        [*said[TrainedEpoch], *said[TrainedRun], *said[LaunchTime], *said[StudyEnd]],
-        said[GpuErrors],
-        [Unread(*key, *first[key], blocks) for key, blocks in lacking.items()],
-        {line.study: line for line in said[Sustained]},
+        [line.survey for line in by_type[PostMortem]],
+        ended(by_type[StudyEnd], "budget"),
+        tuple({(profile.study, profile.arm): profile for profile in by_type[ArmProfile]}.values()),
+        [*by_type[TrainedEpoch], *by_type[TrainedRun], *by_type[LaunchTime], *by_type[StudyEnd]],
+        by_type[GpuErrors],
+        [MissingReading(*key, *first[key], blocks) for key, blocks in lacking.items()],
+        {line.study: line for line in by_type[Sustained]},
         gangs.values(),
     )
 
@@ -246,11 +250,11 @@ def read_evidence(run: RunDirectory, died: Why = DIED, *, goes_on: bool = False)
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
     if plan.sku != record.sku:
         raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
-    if [one.id for one in records if isinstance(one, RunStart)] not in ([], [record.id]):
+    if [record.id for record in records if isinstance(record, RunStart)] not in ([], [record.id]):
         raise broken_file(run.measurements_jsonl, "does not begin with the id in run.json: it is of another run")
     if len(set(plan.study_ids)) != len(plan.study_ids):
         raise broken_file(run.plan_json, "has two studies with the same id")
-    devices = (place.uuid for one in records if isinstance(one, GangRecord) for place in one.places)
+    devices = (place.uuid for record in records if isinstance(record, GangRecord) for place in record.places)
     simulated = record.is_simulated(devices)
     refuse_contradictions(run, plan, records, is_imported=record.is_imported, is_simulated=simulated)
     evidence = evidence_of(plan, None, records)
@@ -259,7 +263,7 @@ def read_evidence(run: RunDirectory, died: Why = DIED, *, goes_on: bool = False)
     ends = ends_of(records)
     unfinished = {study: died for study in plan.study_ids if study not in ends}
     finish_it = str(run.path)
-    begun = {one.study for one in records if isinstance(one, StudyStart)}
+    begun = {record.study for record in records if isinstance(record, StudyStart)}
     interrupted = {
         study: because("not-finished", study in begun, why, finish_it) for study, why in evidence.interrupted.items()
     }

@@ -79,8 +79,8 @@ class Place(Record, cache_hash=True):  # thousands are keys
     def _beside(self, *known: str) -> str:
         """The number with what else is known, and the local rank where it differs from a known index."""
         is_other = self.index is not None and self.local_rank not in (None, self.index)
-        said = ", ".join(filter(None, (*known, f"local rank {self.local_rank}" if is_other else "")))
-        return f"{self.number} ({said})" if said and self.uuid != CPU else self.number
+        further = ", ".join(filter(None, (*known, f"local rank {self.local_rank}" if is_other else "")))
+        return f"{self.number} ({further})" if further and self.uuid != CPU else self.number
 
 
 @dataclass(frozen=True)

@@ -121,14 +121,14 @@ _FILES: dict[type, str] = {
 }
 
 
-def leave(folder: Path, said: Assignment | WantedArms | RankStatus) -> None:
+def write_message(folder: Path, message: Assignment | WantedArms | RankStatus) -> None:
     """Write what one says to the other: the assignment for the ranks, the supervisor's last decision for rank 0, or a
     rank's status or error. Raises OSError."""
-    name = _FILES[type(said)].format(getattr(said, "local_rank", ""))
-    write_atomically(folder / name, msgspec.json.encode(said), sync=False)
+    name = _FILES[type(message)].format(getattr(message, "local_rank", ""))
+    write_atomically(folder / name, msgspec.json.encode(message), sync=False)
 
 
-def left(folder: Path, kind: type[T], local_rank: int = 0) -> T | None:
+def read_message(folder: Path, kind: type[T], local_rank: int = 0) -> T | None:
     """What was said last of that kind; None if nothing was."""
     try:
         return msgspec.json.decode((folder / _FILES[kind].format(local_rank)).read_bytes(), type=kind)
@@ -190,16 +190,16 @@ class StatusWriter:
 
     def tell(self, status: RankStatus) -> None:
         """Replace the status and restart the step count."""
-        leave(self.folder, status)
+        write_message(self.folder, status)
         self._steps = 0
         self._counter[:] = bytes(_COUNTER_BYTES)
 
 
 def read_status(folder: Path, local_rank: int) -> RankStatus | None:
     """The last status of a rank; None before the first."""
-    said = left(folder, RankStatus, local_rank)
+    status = read_message(folder, RankStatus, local_rank)
     try:
         steps = int.from_bytes((folder / f"{local_rank}.steps").read_bytes(), "little")
     except OSError:
         return None
-    return said and msgspec.structs.replace(said, steps=steps)
+    return status and msgspec.structs.replace(status, steps=steps)

@@ -23,11 +23,13 @@ class Reason(Struct, frozen=True):
     @property
     def main(self) -> Reason:
         """The first that it consists of, without what only says where that is so."""
-        return next((one.main for one in self.args if isinstance(one, Reason) and self.code in _OF_PLACES), self)
+        return next(
+            (reason.main for reason in self.args if isinstance(reason, Reason) and self.code in _OF_PLACES), self
+        )
 
     def is_of(self, codes: Collection[str]) -> bool:
         """Whether it, or a reason that it is about, has one of these codes."""
-        return self.code in codes or any(one.is_of(codes) for one in self.args if isinstance(one, Reason))
+        return self.code in codes or any(reason.is_of(codes) for reason in self.args if isinstance(reason, Reason))
 
 
 # A reason, or the text of a program, of an exception or of an earlier version; an empty one if there is none.

@@ -70,7 +70,7 @@ class RecordReader:
             ranks: Any = getattr(record, "ranks", [getattr(record, "rank", 0)])
             if not len(ranks):
                 raise ValueError("names no rank")
-            rank = int(np.max([one.rank for one in ranks] if isinstance(ranks[0], Record) else ranks))
+            rank = int(np.max([rank.rank for rank in ranks] if isinstance(ranks[0], Record) else ranks))
             if rank >= gang.world_size:
                 raise ValueError(f"rank {rank} is named, but gang {gang.gang} has {gang.world_size} ranks")
         return record

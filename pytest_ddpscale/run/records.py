@@ -432,18 +432,18 @@ class TrainedEpoch(Line, tag="trained_epoch"):
     @property
     def samples_per_s(self) -> float:
         """Training throughput of all ranks at the slowest one's pace, including waiting for data."""
-        return sum(one.trained for one in self.ranks) / max(one.trained_s for one in self.ranks)
+        return sum(rank.trained for rank in self.ranks) / max(rank.trained_s for rank in self.ranks)
 
     @property
     def accuracy(self) -> float:
         """Share of all validated samples that were classified correctly, ranks weighted by their samples."""
-        return sum(one.correct for one in self.ranks) / sum(one.validated for one in self.ranks)
+        return sum(rank.correct for rank in self.ranks) / sum(rank.validated for rank in self.ranks)
 
     @property
     def validation_samples_per_s(self) -> float:
         """Validation throughput, computed like `samples_per_s`."""
-        longest_s = max(one.validation_s + one.validation_waiting_s for one in self.ranks)
-        return sum(one.validated for one in self.ranks) / longest_s
+        longest_s = max(rank.validation_s + rank.validation_waiting_s for rank in self.ranks)
+        return sum(rank.validated for rank in self.ranks) / longest_s
 
 
 class RankTrained(Record, kw_only=True):

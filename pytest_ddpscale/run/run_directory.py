@@ -159,10 +159,10 @@ class RunDirectory:
 
     def read_suite(self) -> dict[str, Any]:
         """The content of suite.json. Raises RunDirectoryError."""
-        said = _read_json(self.suite_json)
-        if not isinstance(said, dict):
+        suite = _read_json(self.suite_json)
+        if not isinstance(suite, dict):
             raise broken_file(self.suite_json, "is not a suite.json: it is no object")
-        return said
+        return suite
 
     def read_records(self) -> list[AnyRecord]:
         """All records, in order, without a torn last line; cached until the file changes.
@@ -177,16 +177,16 @@ class RunDirectory:
         stamp = status.st_ino, status.st_size, status.st_mtime_ns
         if stamp != self._read.get("stamp"):
             self._read.update(records=list(_decoded(path, RecordReader().read)), stamp=stamp)
-        found: list[AnyRecord] = self._read["records"]
-        return found
+        records: list[AnyRecord] = self._read["records"]
+        return records
 
     def read_gangs(self) -> list[GangRecord]:
         """Only these of all records, of which there may be gigabytes. Raises like `read_records`."""
         if not self.measurements_jsonl.exists():
             return []
         read = RecordReader().read
-        said = _decoded(self.measurements_jsonl, lambda line: line.startswith(_GANG) and read(line))
-        return [one for one in said if isinstance(one, GangRecord)]
+        gangs = _decoded(self.measurements_jsonl, lambda line: line.startswith(_GANG) and read(line))
+        return [gang for gang in gangs if isinstance(gang, GangRecord)]
 
     def measurements_sha256(self) -> str:
         """Digest of measurements.jsonl."""
@@ -293,8 +293,8 @@ class RunLock:
             if error.errno not in _NO_LOCKS:
                 holder = "another process"
                 with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                    said: Any = parse_strict_json(os.pread(descriptor, _LONGEST_HOLDER, 0))
-                    holder = f"process {said['pid']} on {said['host']}, since {said['since']},"
+                    written: Any = parse_strict_json(os.pread(descriptor, _LONGEST_HOLDER, 0))
+                    holder = f"process {written['pid']} on {written['host']}, since {written['since']},"
                 os.close(descriptor)
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise not_writable(directory, error) from None
@@ -318,14 +318,14 @@ class RunLock:
             self._descriptor = None
 
 
-def new_run_directory(asked: Path | None, sku: str) -> tuple[RunDirectory, RunLock]:
+def new_run_directory(requested: Path | None, sku: str) -> tuple[RunDirectory, RunLock]:
     """The requested directory, or ``ddpscale-runs/<UTC time>-<sku>`` with a link ``latest`` to it.
 
     Raises:
         RunDirectoryError: it cannot be written, already holds a run, or another process is beginning one in it.
     """
-    if asked is not None:
-        return _created(asked)
+    if requested is not None:
+        return _created(requested)
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
     path = _claimed(RUNS_FOLDER / f"{stamp}-{sku}", "")
     opened = _created(path)
@@ -338,18 +338,18 @@ def new_run_directory(asked: Path | None, sku: str) -> tuple[RunDirectory, RunLo
     return opened
 
 
-def judging_directory(judged: RunDirectory, asked: Path | None) -> tuple[RunDirectory, RunLock]:
+def judging_directory(judged: RunDirectory, requested: Path | None) -> tuple[RunDirectory, RunLock]:
     """The directory for the verdicts on a run; existing verdicts, which may be signed, are never overwritten.
 
     Args:
         judged: the run; its own directory is used if it has no verdicts and no other process writes it.
-        asked: the requested directory; None for the run's own, or else ``judged-N`` in it.
+        requested: the requested directory; None for the run's own, or else ``judged-N`` in it.
 
     Raises:
         RunDirectoryError: the directory cannot be written.
     """
-    if asked is not None:
-        return _created(asked)
+    if requested is not None:
+        return _created(requested)
     if not judged.verdicts_json.exists():
         if not os.access(judged.path, os.W_OK):
             raise RunDirectoryError(

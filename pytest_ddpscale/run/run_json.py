@@ -32,12 +32,12 @@ def in_utc(moment: str) -> datetime:
         ValueError: it is none, has no offset, or is not in the years 1970 to 2200: a clock that lost its time starts in
             1970.
     """
-    found = datetime.fromisoformat(moment)
-    if found.tzinfo is None:
+    parsed = datetime.fromisoformat(moment)
+    if parsed.tzinfo is None:
         raise ValueError(f"{moment} has no UTC offset")
-    if not _FIRST_YEAR <= found.year <= _LAST_YEAR:
+    if not _FIRST_YEAR <= parsed.year <= _LAST_YEAR:
         raise ValueError(f"{moment} is outside of the years {_FIRST_YEAR} to {_LAST_YEAR}")
-    return found.astimezone(timezone.utc)
+    return parsed.astimezone(timezone.utc)
 
 
 class ThresholdsUsed(Record):
@@ -50,7 +50,7 @@ class ThresholdsUsed(Record):
     @property
     def digests(self) -> str:
         """Digests of all these files, joined."""
-        return "+".join([self.sha256, *(one.sha256 for one in self.extends)])
+        return "+".join([self.sha256, *(file.sha256 for file in self.extends)])
 
 
 class Simulation(Record):
@@ -116,7 +116,9 @@ class RunRecord(Record, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA
     noted: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for moment in filter(None, (self.started_at, self.finished_at, *(one.at for one in self.resumed))):
+        for moment in filter(
+            None, (self.started_at, self.finished_at, *(resumption.at for resumption in self.resumed))
+        ):
             in_utc(moment)
 
     @property
@@ -132,7 +134,7 @@ class RunRecord(Record, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA
     @property
     def operators(self) -> tuple[str, ...]:
         """Persons responsible for its sessions, in order; empty if not given."""
-        named = [one.get(OPERATOR) for one in (self.noted, *(resumed.noted for resumed in self.resumed))]
+        named = [noted.get(OPERATOR) for noted in (self.noted, *(resumed.noted for resumed in self.resumed))]
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
@@ -151,15 +153,17 @@ class RunRecord(Record, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA
         Args:
             devices: devices named in the measurements.
         """
-        said = self.simulated or self.status == "simulated" or self.simulation is not None
-        return said or any(device.startswith(SIMULATED_DEVICE) for device in devices)
+        claims = self.simulated or self.status == "simulated" or self.simulation is not None
+        return claims or any(device.startswith(SIMULATED_DEVICE) for device in devices)
 
     def resumption_notes(self, thresholds_digests: str) -> list[Reason]:
         """Notes for readers of a run that was measured in several sessions, judged by thresholds of these digests."""
         if not self.resumed:
             return []
-        notes = [because("sessions", tuple(one.at for one in self.resumed))]
-        if anew := [f"{study} ({end})" for one in self.resumed for study, end in one.measured_anew.items()]:
+        notes = [because("sessions", tuple(resumption.at for resumption in self.resumed))]
+        if anew := [
+            f"{study} ({end})" for resumption in self.resumed for study, end in resumption.measured_anew.items()
+        ]:
             notes.append(because("measured-again", ", ".join(anew)))
         if self.thresholds is None or thresholds_digests != self.thresholds.digests:
             notes.append(because("other-thresholds"))

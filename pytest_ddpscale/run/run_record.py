@@ -28,10 +28,10 @@ _VERSIONS = ("torch", "torchvision", "cuda", "nccl", "cudnn", "pytest_ddpscale")
 
 def ranks_by_host(gangs: Iterable[GangRecord]) -> dict[str, list[Rank]]:
     """Ranks of each host, one for each of its local ranks: that of the last gang."""
-    last, found = {rank.place.of_rank: rank for gang in gangs for rank in gang.ranks}, dict[str, list[Rank]]()
+    last, by_host = {rank.place.of_rank: rank for gang in gangs for rank in gang.ranks}, dict[str, list[Rank]]()
     for place in sorted(last):
-        found.setdefault(place[0], []).append(last[place])
-    return found
+        by_host.setdefault(place[0], []).append(last[place])
+    return by_host
 
 
 def lost_hosts(records: Iterable[AnyRecord]) -> dict[str, Why]:
@@ -54,7 +54,7 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> Reason | None:
     needs one.
     """
     gangs = gangs_by_number(records)
-    measured = {one.study: gangs[one.gang] for one in records if isinstance(one, Block | SeededSteps)}
+    measured = {record.study: gangs[record.gang] for record in records if isinstance(record, Block | SeededSteps)}
     for (one, gang), (other, another) in combinations(sorted(measured.items()), 2):
         if gang is another:
             continue

@@ -90,8 +90,8 @@ def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
 
 def column(values: Iterable[T]) -> T | tuple[T, ...]:
     """A column in the form of records: a value that all ranks share is stored once."""
-    found = tuple(values)
-    return found[0] if found and all(value == found[0] for value in found) else found
+    cells = tuple(values)
+    return cells[0] if cells and all(value == cells[0] for value in cells) else cells
 
 
 def each(column: T | tuple[T, ...], count: int) -> tuple[T, ...]:
@@ -101,6 +101,6 @@ def each(column: T | tuple[T, ...], count: int) -> tuple[T, ...]:
 
 def refuse_other_lengths(columns: Iterable[tuple[str, Any]], count: int) -> None:
     """Refuse columns of another length, by name. Raises ValueError."""
-    for name, found in columns:
-        if isinstance(found, tuple) and len(found) != count:
-            raise ValueError(f"{name} has {len(found)} values; expected {count}, one for each rank")
+    for name, cells in columns:
+        if isinstance(cells, tuple) and len(cells) != count:
+            raise ValueError(f"{name} has {len(cells)} values; expected {count}, one for each rank")

@@ -19,40 +19,40 @@ from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray, ObjectArray
 
 T = TypeVar("T")
-K = TypeVar("K", bound="Keeping")
+K = TypeVar("K", bound="Memoized")
 P = ParamSpec("P")
 # Quantities that every block has.
 _CELLS = {"groups": "i8", "count": "i8", "work": "f8", "seconds": "f8", "digest": "i8"}
 _FEWEST_ROWS = 8  # for which arrays are laid out; the fewest rounds
 
 
-class Keeping:
+class Memoized:
     """Keeps what was derived from it."""
 
     @cached_property
     def _kept(self) -> dict[Hashable, Any]:
         return {}
 
-    def once(self, key: Hashable, find_out: Callable[[], T]) -> T:
+    def memoize(self, key: Hashable, find_out: Callable[[], T]) -> T:
         """A derived value that many readers need, computed on first access of its unique key."""
         if key not in self._kept:
             self._kept[key] = find_out()
-        found: T = self._kept[key]
-        return found
+        value: T = self._kept[key]
+        return value
 
 
-def once(find_out: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, P], T]:
+def memoized(find_out: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, P], T]:
     """A function whose results are kept with its first argument, for each key of further ones."""
 
     @wraps(find_out)
-    def found(kept: K, /, *key: P.args, **named: P.kwargs) -> T:
-        return kept.once((find_out, *key, *named.items()), lambda: find_out(kept, *key, **named))
+    def cached(kept: K, /, *key: P.args, **named: P.kwargs) -> T:
+        return kept.memoize((find_out, *key, *named.items()), lambda: find_out(kept, *key, **named))
 
-    return found
+    return cached
 
 
 @dataclass(frozen=True, eq=False)
-class RankColumns(Keeping):
+class RankColumns(Memoized):
     """The rank of each column.
 
     Attributes:
@@ -98,10 +98,10 @@ class RankColumns(Keeping):
     @cached_property
     def by_host(self) -> Mapping[str, IntArray]:
         """Columns of each host, by host name."""
-        found: dict[str, list[int]] = {}
+        by_host: dict[str, list[int]] = {}
         for column, place in enumerate(self.rank_places):
-            found.setdefault(place.host, []).append(column)
-        return {host: np.array(columns) for host, columns in sorted(found.items())}
+            by_host.setdefault(place.host, []).append(column)
+        return {host: np.array(columns) for host, columns in sorted(by_host.items())}
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +150,8 @@ class ArmRounds:
     def reading(self, name: str) -> FloatArray:
         """A reading, NaN where it is unknown, or a series, (…, ranks, most steps), which are none if it is absent."""
         shape = (*self.seconds.shape, 0) if name in SERIES else self.seconds.shape
-        found: FloatArray | None = self.readings.get(name)
-        return np.broadcast_to(np.nan, shape) if found is None else found
+        values: FloatArray | None = self.readings.get(name)
+        return np.broadcast_to(np.nan, shape) if values is None else values
 
     @property
     def single_sample(self) -> BoolArray:
@@ -198,13 +198,13 @@ class ArmRounds:
 
     def only(self, cells: BoolArray) -> ArmRounds:
         """The same with only these cells present."""
-        here = self.present & cells
+        present = self.present & cells
 
         def kept(values: Any) -> Any:
-            of_values = here if values.ndim == here.ndim else here[..., np.newaxis]
+            of_values = present if values.ndim == present.ndim else present[..., np.newaxis]
             return np.where(of_values, values, values.dtype.type(_nothing(values)))
 
-        return self if (here == self.present).all() else self._changed(kept)
+        return self if (present == self.present).all() else self._changed(kept)
 
     def of(self, rows: Index, columns: Index = slice(None)) -> ArmRounds:
         """Some rows of some ranks."""
@@ -223,17 +223,19 @@ class ArmRounds:
             columns: those of each place, -1 where it has fewer, (places, most ranks of one).
         """
         index, shape = as_slice(columns.ravel()), columns.shape
-        found = self._changed(lambda values: values[:, index].reshape(len(values), *shape, *values.shape[2:]))
-        return found.only(np.broadcast_to(columns >= 0, found.seconds.shape))
+        selected = self._changed(lambda values: values[:, index].reshape(len(values), *shape, *values.shape[2:]))
+        return selected.only(np.broadcast_to(columns >= 0, selected.seconds.shape))
 
     def _changed(self, change: Callable[[Any], Any], **others: Any) -> ArmRounds:
         """`change` makes each quantity of a rank and row; `others` has what is not of these."""
         cells = {name: change(getattr(self, name)) for name in _CELLS}
-        return replace(self, **cells, readings={name: change(one) for name, one in self.readings.items()}, **others)
+        return replace(
+            self, **cells, readings={name: change(values) for name, values in self.readings.items()}, **others
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Columns(Keeping):
+class Columns(Memoized):
     """All measurements in rounds.
 
     Attributes:
@@ -296,11 +298,11 @@ class _GrowingArm:
             rows = max(_FEWEST_ROWS, 2 * len(cells), row + 1) if row >= len(cells) else len(cells)
             shape = rows, 1 if is_narrow else size, *steps
             if cells.shape != shape:
-                found = self.cells[name] = np.empty(shape, cells.dtype)
-                found[: len(self.rows)] = _nothing(cells)
-                there = slice(len(cells)), earlier, *map(slice, cells.shape[2:])
-                found[there] = cells
-                cells = found
+                grown = self.cells[name] = np.empty(shape, cells.dtype)
+                grown[: len(self.rows)] = _nothing(cells)
+                known = slice(len(cells)), earlier, *map(slice, cells.shape[2:])
+                grown[known] = cells
+                cells = grown
             cells[row] = _nothing(cells)
             index = row, slice(None) if is_shared else columns, *map(slice, values.shape[1:])
             cells[index] = values[:1] if is_shared else values

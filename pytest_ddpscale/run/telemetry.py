@@ -136,12 +136,12 @@ class TelemetryBlock(GpuReadings, kw_only=True, tag_field="kind", tag="telemetry
 def joined_readings(parts: Sequence[GpuReadings], **common: Any) -> TelemetryBlock:
     """One block of the readings of GPUs, in order, and of `common`, what they share."""
     for name in READINGS:
-        common[name] = column(getattr(one, name) for one in parts)
+        common[name] = column(getattr(part, name) for part in parts)
     return TelemetryBlock(**common)
 
 
 @dataclass(frozen=True, eq=False)
-class Sayings:
+class Categorical:
     """A column with few different values, texts or mappings, stored once each.
 
     Attributes:
@@ -156,9 +156,9 @@ class Sayings:
         """Value of each row."""
         return (self.values[i] for i in self.which.tolist())
 
-    def __getitem__(self, rows: Index) -> Sayings:
+    def __getitem__(self, rows: Index) -> Categorical:
         """Some of the rows."""
-        return Sayings(self.values, self.which[rows])
+        return Categorical(self.values, self.which[rows])
 
     @property
     def different(self) -> dict[int, Any]:
@@ -183,7 +183,7 @@ class TelemetryColumns:
         arms: study and arm, or probe, in order of first appearance.
         places: host, local rank and device of ranks.
         columns: ``arm`` and ``place``, indices in `arms` and `places`; ``round``, its number; and each quantity of
-            `GpuReadings`, NaN if not read, texts and mappings as `Sayings`.
+            `GpuReadings`, NaN if not read, texts and mappings as `Categorical`.
     """
 
     arms: Sequence[tuple[str, str]]
@@ -202,7 +202,7 @@ class TelemetryColumns:
 
     def of(self, rows: Index) -> TelemetryColumns:
         """Some rows."""
-        return replace(self, columns={name: found[rows] for name, found in self.columns.items()})
+        return replace(self, columns={name: values[rows] for name, values in self.columns.items()})
 
     def together(self, keys: IntArray) -> list[IntArray]:
         """Rows grouped by key, (rows,), in order of first appearance."""
@@ -262,7 +262,7 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
         parts = (np.broadcast_to(np.asarray(of(block), kind), len(block.ranks)) for block in blocks)
         return np.concatenate([np.zeros(0, kind), *parts])
 
-    def sayings(of: Callable[[TelemetryBlock], Any]) -> Sayings:
+    def sayings(of: Callable[[TelemetryBlock], Any]) -> Categorical:
         known: dict[str, tuple[int, Any]] = {}  # index and value, by what it looks like
 
         def number(value: Any) -> Any:
@@ -271,7 +271,7 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
             return known.setdefault(repr(value), (len(known), value))[0]
 
         which = stacked(lambda block: number(of(block)))
-        return Sayings([value for _, value in known.values()], which)
+        return Categorical([value for _, value in known.values()], which)
 
     columns: dict[str, Any] = {
         "arm": stacked(lambda block: arms.setdefault((block.study, block.arm), len(arms))),
@@ -282,14 +282,16 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
         of = attrgetter(name)
         is_text = name in ("lost", "throttle_reasons", "unreadable")
         columns[name] = sayings(of) if is_text else stacked(of, np.float64)
-    found = TelemetryColumns(list(arms), list(places), columns)
-    readings = found.utilization, found.mean_power_w, found.power_limit_w, found.sm_activity
-    said, which = found.unreadable.values, found.unreadable.which
+    telemetry = TelemetryColumns(list(arms), list(places), columns)
+    readings = telemetry.utilization, telemetry.mean_power_w, telemetry.power_limit_w, telemetry.sm_activity
+    reasons, which = telemetry.unreadable.values, telemetry.unreadable.which
     for row in np.flatnonzero(contradicts(readings[0] < HARDLY_BUSY, *readings[1:])).tolist():
-        said.append(said[which[row]] | {"utilization": why_not_idle(*(float(one[row]) for one in readings))})
-        which[row] = len(said) - 1
-        found.utilization[row] = np.nan
-    return found
+        reasons.append(
+            reasons[which[row]] | {"utilization": why_not_idle(*(float(reading[row]) for reading in readings))}
+        )
+        which[row] = len(reasons) - 1
+        telemetry.utilization[row] = np.nan
+    return telemetry
 
 
 NO_TELEMETRY = telemetry_columns_of((), {})

@@ -220,7 +220,7 @@ class Verdict:
         if self.because and self.because.code == "nodes-missing":
             measured, planned, _, whys = self.because.args
             lacking = planned - len(measured)
-        unread = [one for one in whys if one and one.code == "not-read" and one.args[1:]]
+        unread = [reason for reason in whys if reason and reason.code == "not-read" and reason.args[1:]]
         return len(unread) == len(whys) == lacking and "undecided" not in self.flags
 
     @property
@@ -247,7 +247,7 @@ class Verdict:
     @property
     def was_left_for_time(self) -> bool:
         """Whether --ddp-budget ran out before it was decided."""
-        return any(one.code == "budget-spent" for one in self.remarks)
+        return any(reason.code == "budget-spent" for reason in self.remarks)
 
     @property
     def shows_uniform_loss(self) -> bool:
@@ -267,11 +267,13 @@ class Verdict:
 
         Most places are no measure of a loss that some escape: these reach the bound.
         """
-        shared = next((one.args for one in self.remarks if one.code == "most-fail-alike"), None)
+        shared = next((reason.args for reason in self.remarks if reason.code == "most-fail-alike"), None)
         apart, typical = _HARDLY_APART if shared is None else _FAR_APART, []
         if shared is not None and any(shared[3:]):  # places that passed
             typical = [self.bound_value]
-        return tuple(one for one in self.culprits if one.is_certain or not _is_alike(one, apart, typical))
+        return tuple(
+            culprit for culprit in self.culprits if culprit.is_certain or not _is_alike(culprit, apart, typical)
+        )
 
     @property
     def is_open(self) -> bool:
@@ -443,7 +445,7 @@ class Judgement:
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)
-        blockers = (*(Blocker("requirement", one.id, one.reason) for one in blocking), *self.other_blockers)
+        blockers = (*(Blocker("requirement", verdict.id, verdict.reason) for verdict in blocking), *self.other_blockers)
         object.__setattr__(self, "blockers", blockers)
         digest = hashlib.sha256(strict_json(self.requirements).encode()).hexdigest()
         if self.requirements_sha256 not in ("", digest):
@@ -487,7 +489,7 @@ def read_judgement(path: Path) -> Judgement:
         RunDirectoryError: it is missing or broken, contradicts itself, or a newer version wrote it.
     """
     judgement = read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)
-    is_blocked = judgement.other_blockers or any(one.blocks() for one in judgement.verdicts)
+    is_blocked = judgement.other_blockers or any(verdict.blocks() for verdict in judgement.verdicts)
     best = "partial" if judgement.not_selected else "accepted_with_waivers" if judgement.waived else "accepted"
     if judgement.outcome not in ("incomplete", *(["rejected"] if is_blocked else ["partial", best])):
         raise broken_file(path, f"says {judgement.outcome}, against its verdicts and blockers")

@@ -20,7 +20,7 @@ from pytest_ddpscale.judge.slow import pace_notes, rank_notes
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.gang_state import STARTUP_S, Limits
 from pytest_ddpscale.launch.launcher import Cluster, Launch, container_of, launchers
-from pytest_ddpscale.launch.supervisor import Judge, NotAdmitted, Supervisor
+from pytest_ddpscale.launch.supervisor import Judge, PreflightFailed, Supervisor
 from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
@@ -57,7 +57,7 @@ from pytest_ddpscale.session.open import (
     Site,
     Subject,
     load_unchanged,
-    look,
+    resolve_machine,
     thresholds_path,
     usual_devices,
 )
@@ -88,7 +88,7 @@ def find_source(site: Site) -> EvidenceSource:
     earlier = RunDirectory.open(named) if named else None
     if earlier and settings.judge and not settings.thresholds:
         record = earlier.read_run()
-        if used := [*filter(None, (record.thresholds, *(one.thresholds for one in record.resumed)))]:
+        if used := [*filter(None, (record.thresholds, *(later.thresholds for later in record.resumed)))]:
             thresholds = load_unchanged(used[-1], path)
     thresholds = thresholds or load_thresholds(path, of_earlier_run=settings.resume is not None)
     if earlier is not None:
@@ -105,7 +105,7 @@ def find_source(site: Site) -> EvidenceSource:
         if earlier.is_only_begun:  # killed before it had a plan: measure a new run in its place
             site = replace(site, settings=settings._replace(resume=None, run_dir=earlier.path))
             earlier = None
-    subject, machine = look(site, thresholds, sku, judges_none=earlier is None)
+    subject, machine = resolve_machine(site, thresholds, sku, judges_none=earlier is None)
     per_node = machine.per_node or usual_devices(thresholds.thresholds.skus[subject.sku])
     layout = Layout(machine.cluster.nodes, per_node) if earlier is None else measured_layout(earlier)
     return EvidenceSource(subject, machine, layout, earlier)
@@ -158,8 +158,8 @@ class EvidenceSource:
     def expected_samples_per_s(self) -> dict[str, float]:
         """Expected throughput of one GPU by workload, from the thresholds; only for time estimates."""
         return {
-            one.workload: one.source.measured or one.bound for case in training_cases(self.cases)
-            if (one := case.requirement).definition is THROUGHPUT_PER_GPU and one.world_size == 1
+            row.workload: row.source.measured or row.bound for case in training_cases(self.cases)
+            if (row := case.requirement).definition is THROUGHPUT_PER_GPU and row.world_size == 1
         }  # fmt: skip
 
     @property
@@ -180,8 +180,8 @@ class EvidenceSource:
         """What this machine, or the thresholds, lack for a requirement; empty if nothing."""
         devices, cluster = self.machine.devices, self.machine.cluster
         if devices is not None and case.world_size > devices:
-            what = "GPUs" if self.subject.device_type == "cuda" else "ranks"
-            return f"needs {case.world_size} {what}; {devices} can be used here"
+            unit = "GPUs" if self.subject.device_type == "cuda" else "ranks"
+            return f"needs {case.world_size} {unit}; {devices} can be used here"
         is_spread = case.requirement.placement == "spread" and not (self.judges or self.subject.site.collect_only)
         if is_spread and cluster.nodes == 1:
             return "needs several nodes to spread ranks over; there is 1"
@@ -366,7 +366,7 @@ class EvidenceSource:
         subject, settings, run = self.subject, self.subject.settings, self.measured_run
         unfit: dict[str, str] = {}
 
-        def admit(surveys: Sequence[Survey]) -> str:
+        def preflight(surveys: Sequence[Survey]) -> str:
             """Why nothing may be launched on these nodes; empty if it may."""
             nonlocal unfit
             given = self.selected, plan, surveys_of(surveys), today()
@@ -391,13 +391,13 @@ class EvidenceSource:
         )  # fmt: skip
         supervisor = Supervisor(
             launch_on(self.machine.cluster, settings, subject.device_type), run, limits, listener,
-            isolate=settings.is_isolated, judge=self.judge_of(plan), admit=admit,
+            isolate=settings.is_isolated, judge=self.judge_of(plan), preflight=preflight,
         )  # fmt: skip
         if not run.read_records():
             run.append_record(RunStart(id=run.read_run().id))
         try:
             supervisor.measure(plan)
-        except NotAdmitted as refusal:
+        except PreflightFailed as refusal:
             why = f"nothing was measured: {refusal}"
         else:
             return
@@ -411,7 +411,7 @@ class EvidenceSource:
         # On fewer nodes `all` means fewer ranks; requirements on more nodes stay, unmeasured.
         cases = cases_for(subject.thresholds, subject.sku, Layout(cluster.nodes, self.machine.per_node or 1))
         now = {case.id: case for case in cases}
-        self.cases, self.selected = ([now.get(one.id, one) for one in some] for some in (self.cases, self.selected))
+        self.cases, self.selected = ([now.get(case.id, case) for case in some] for some in (self.cases, self.selected))
         self.plan = self.plan_for(self.selected)
         run.write_json(run.plan_json, self.plan)
         self._launch(replace(self.plan, survey=False), listener)  # the surveys are already recorded

@@ -39,7 +39,7 @@ class Site:
 
     Attributes:
         collect_only: whether nothing is measured, so that no device is needed.
-        asked: command-line options about how to measure and judge, by flag; empty for a switch.
+        options: command-line options about how to measure and judge, by flag; empty for a switch.
         paths: test paths named on the command line.
     """
 
@@ -48,7 +48,7 @@ class Site:
     invocation_dir: Path
     argv: tuple[str, ...] = ()
     collect_only: bool = False
-    asked: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
 
 
@@ -79,14 +79,14 @@ class Subject:
     @cached_property
     def lowered(self) -> tuple[LoweredBound, ...]:
         """Bounds that the thresholds file lowers relative to the files it extends."""
-        found, sku = [], self.thresholds.thresholds.skus[self.sku]
+        bounds, sku = [], self.thresholds.thresholds.skus[self.sku]
         for change in weaker_bounds(self.thresholds, self.sku):
             if (was := change.was) is not None:
                 bound, now = None if change.now is None else change.now.bound, change.now or was
                 only_warns = (was.severity, now.severity) == ("fail", "warn")
                 other = f", now {now.one_gpu_text}" if now.one_gpu != was.one_gpu else ""
-                found.append(LoweredBound(f"{was}{other}", was.metric, sku.unit_of(was), was.bound, bound, only_warns))
-        return tuple(found)
+                bounds.append(LoweredBound(f"{was}{other}", was.metric, sku.unit_of(was), was.bound, bound, only_warns))
+        return tuple(bounds)
 
     @cached_property
     def altered(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class Subject:
         Its words are SKU, launcher, nodes, command-line options and paths, with secrets masked. Append `-k` with a
         requirement's id to select one.
         """
-        given, per_node, cluster = dict(self.site.asked), self.settings.gpus_per_node, machine.cluster
+        given, per_node, cluster = dict(self.site.options), self.settings.gpus_per_node, machine.cluster
         if cluster.launcher != THIS_MACHINE.launcher:  # name the nodes, which may be others where the command is typed
             given = {"--ddp-launcher": cluster.launcher, "--ddp-nodes": str(cluster.nodes), **given}
             per_node = per_node or machine.per_node
@@ -149,8 +149,8 @@ class Machine:
 
 def thresholds_path(site: Site) -> Path:
     """The requested file, else the one here or in the root directory, else the packaged one."""
-    here = [folder / DEFAULT_NAME for folder in (site.invocation_dir, site.rootdir)]
-    return site.settings.thresholds or next(filter(Path.is_file, here), packaged(DEFAULT_NAME))
+    candidates = [folder / DEFAULT_NAME for folder in (site.invocation_dir, site.rootdir)]
+    return site.settings.thresholds or next(filter(Path.is_file, candidates), packaged(DEFAULT_NAME))
 
 
 def load_unchanged(used: ThresholdsUsed, copy: Path) -> ThresholdsFile:
@@ -158,8 +158,8 @@ def load_unchanged(used: ThresholdsUsed, copy: Path) -> ThresholdsFile:
     why = ""
     for path in (Path(used.path), copy):
         try:
-            if (found := load_thresholds(path, of_earlier_run=True)).digests == used.digests:
-                return found
+            if (thresholds := load_thresholds(path, of_earlier_run=True)).digests == used.digests:
+                return thresholds
         except ThresholdsError as error:
             why = why or f" ({error.found})"
     raise ThresholdsError(
@@ -169,7 +169,9 @@ def load_unchanged(used: ThresholdsUsed, copy: Path) -> ThresholdsFile:
     )  # fmt: skip
 
 
-def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool = False) -> tuple[Subject, Machine]:
+def resolve_machine(
+    site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool = False
+) -> tuple[Subject, Machine]:
     """Determine the SKU and the devices to measure; `sku` is the requested name.
 
     With `judges_none` a machine on which no GPU is left is a machine without them, if a check of its named SKU rejects
@@ -192,27 +194,27 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     named = "" if sku == AUTO else thresholds.sku_name(sku)
     # A broken driver prevents neither planning nor runs on a CPU.
     needs_gpu = not named or not (no_devices_here or skus[named].detect.device == "cpu")
-    here = gpus_here(skus.values()) if needs_gpu else GpusHere()
-    gpus, silent = here.gpus, here.silent
-    asked = settings.gpus_per_node or -(-max(settings.world_sizes or (0,)) // cluster.nodes)
+    usable = gpus_here(skus.values()) if needs_gpu else GpusHere()
+    gpus, silent = usable.gpus, usable.silent
+    requested = settings.gpus_per_node or -(-max(settings.world_sizes or (0,)) // cluster.nodes)
     problems = [f"{error.where}: {error.found}" for error in silent]
-    if judges_none and named and not gpus and (silent or here.is_fault) and _checks_gpus(skus[named]):
-        expected = asked or usual_devices(skus[named])
-        machine = Machine(cluster, expected, silent=tuple(problems) or (here.why_none,), lacks_gpus=True)
+    if judges_none and named and not gpus and (silent or usable.is_fault) and _checks_gpus(skus[named]):
+        expected = requested or usual_devices(skus[named])
+        machine = Machine(cluster, expected, silent=tuple(problems) or (usable.why_none,), lacks_gpus=True)
         return Subject(site, thresholds, named), machine
     if silent and not gpus:
         raise silent[0]
-    sku = resolve_sku(thresholds, sku, gpus, not no_devices_here, here.why_none)
-    subject, some_are_gone = Subject(site, thresholds, sku), 0 < len(gpus) < asked and _checks_gpus(skus[sku])
+    sku = resolve_sku(thresholds, sku, gpus, not no_devices_here, usable.why_none)
+    subject, some_are_gone = Subject(site, thresholds, sku), 0 < len(gpus) < requested and _checks_gpus(skus[sku])
     if silent and not _checks_gpus(skus[sku]):
         raise silent[0]
     if some_are_gone:  # a fault of the node, with a verdict, not a mistake on the command line
-        problems.append(f"{len(gpus)} GPUs are visible here, {asked} were requested")
+        problems.append(f"{len(gpus)} GPUs are visible here, {requested} were requested")
         settings = settings._replace(gpus_per_node=None, world_sizes=None)
     per_node = devices_per_node(settings, cluster, subject.device_type, len(gpus), plans=site.collect_only)
     if per_node is None and cluster.nodes > 1:  # planning only, but the plan needs a number of ranks per node
         per_node = usual_devices(skus[sku])
-    return subject, Machine(cluster, per_node, asked if some_are_gone else None, tuple(problems))
+    return subject, Machine(cluster, per_node, requested if some_are_gone else None, tuple(problems))
 
 
 def _checks_gpus(sku: Sku) -> bool:
@@ -258,12 +260,12 @@ def gpus_of(survey: Survey, hidden: str, skus: Iterable[Sku]) -> GpusHere:
         action = "Make `nvidia-smi` work on this machine first: reload the driver or reboot."
     if found:
         raise SkuError(f"NVML on {survey.host}", found, "a working driver", action)
-    names = [one.detect.name or "" for one in skus if one.detect.memory_gib]
+    names = [sku.detect.name or "" for sku in skus if sku.detect.memory_gib]
     silent, why, is_fault = dict[int, SkuError](), "", False
     for gpu in survey.gpus:
         unread = gpu.unreadable.get("memory_bytes", "")
         # A GPU that shares the host's memory, such as GB10, has none of its own.
-        if "not supported" in unread.lower() and not any(is_named(gpu.name, one) for one in names):
+        if "not supported" in unread.lower() and not any(is_named(gpu.name, name) for name in names):
             unread = ""
         lost = "the driver has lost this GPU (NVML: GPU is lost)" if gpu.is_lost else gpu.problem
         if gpu.is_visible and (found := lost or (f"nvmlDeviceGetMemoryInfo fails ({unread})" if unread else "")):
@@ -289,23 +291,23 @@ def devices_per_node(settings: Settings, cluster: Cluster, kind: DeviceType, gpu
     Raises:
         OptionError: more ranks are requested than fit, or the number is not given for other machines.
     """
-    asked, present = settings.gpus_per_node, gpus
-    if cluster.is_elsewhere and asked is None and not plans:
+    requested, present = settings.gpus_per_node, gpus
+    if cluster.is_elsewhere and requested is None and not plans:
         raise OptionError(
             "--ddp-gpus-per-node", "not given, and GPUs of other machines cannot be counted from here",
             "the number of GPUs on each node (on CPU: of ranks)",
         )  # fmt: skip
     if cluster.is_elsewhere or (plans and kind == "cuda" and not gpus):
-        if asked is None:
+        if requested is None:
             return None
-        present = asked
+        present = requested
     elif kind == "cpu":
-        present = asked or len(os.sched_getaffinity(0))
-    usable, largest = asked or present, max(settings.world_sizes or (0,))
-    what, most = "GPUs are visible" if kind == "cuda" else "CPU cores can be used", usable * cluster.nodes
+        present = requested or len(os.sched_getaffinity(0))
+    usable, largest = requested or present, max(settings.world_sizes or (0,))
+    devices, most = "GPUs are visible" if kind == "cuda" else "CPU cores can be used", usable * cluster.nodes
     if usable > present:
-        raise OptionError("--ddp-gpus-per-node", f"found {usable}, but {present} {what}", f"at most {present}")
-    found, hint = f"found {largest}, but {usable} {what}", ""
+        raise OptionError("--ddp-gpus-per-node", f"found {usable}, but {present} {devices}", f"at most {present}")
+    found, hint = f"found {largest}, but {usable} {devices}", ""
     if cluster.nodes > 1:
         found = f"found {largest}, but {cluster.nodes} nodes have room for {usable} ranks each"
     elif kind == "cpu":

@@ -56,7 +56,7 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
     return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", say(reason), cause),)
 
 
-class Interim:
+class LiveReport:
     """Shows a session's run as it is measured: lines, the page, and reports after each study and on interruption.
 
     The page exists from `begin` on. Progress is put into it also while blocks are timed, by this process, which trains
@@ -139,7 +139,7 @@ class AcceptanceSession:
         self.subject, self.sku = source.subject, source.subject.sku
         self.history_file = source.subject.settings.history or DEFAULT_HISTORY
         self.verdicts: dict[str, Verdict] = {}
-        self.interim = Interim(self)
+        self.interim = LiveReport(self)
 
     def judge(self, case: AnyCase) -> Verdict:
         """The verdict on one requirement, measured first if necessary."""
@@ -160,9 +160,13 @@ class AcceptanceSession:
             OptionError: no requirement has that metric, workload and world size, or the plan does not measure it.
         """
         for case in training_cases(self.source.cases):
-            one, question = case.requirement, case.question
-            of = one.metric, one.workload, case.world_size
-            if of != (metric, workload, world_size) or one.definition.takes_versus or one.definition.takes_peak:
+            requirement, question = case.requirement, case.question
+            of = requirement.metric, requirement.workload, case.world_size
+            if (
+                of != (metric, workload, world_size)
+                or requirement.definition.takes_versus
+                or requirement.definition.takes_peak
+            ):
                 continue
             evidence = self.source.measure(self.interim.hear)
             study = matching_study(evidence.plan, question)
@@ -194,7 +198,10 @@ class AcceptanceSession:
         judged = {case.id: case for case in source.cases if case.id in self.verdicts}
         verdicts = tuple(map(self.verdicts.__getitem__, judged))
         is_simulated = record.is_simulated(evidence.columns.devices)
-        slow = {say(because("slow-between", one.hosts, one.because)): set(one.hosts) for one in slow_links(evidence)}
+        slow = {
+            say(because("slow-between", culprit.hosts, culprit.because)): set(culprit.hosts)
+            for culprit in slow_links(evidence)
+        }
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
         variables = [*notes_on_variables(evidence, source.cases)]
         per_node = (record.devices_present or 0) // evidence.plan.nodes if subject.device_type == "cuda" else 0
@@ -219,7 +226,7 @@ class AcceptanceSession:
             reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in c.hosts}
         remarks = (
-            *(f"{one}, on which no requirement is judged" for one in facts.wrong_data[cause == "wrong-data" :]),
+            *(f"{reason}, on which no requirement is judged" for reason in facts.wrong_data[cause == "wrong-data" :]),
             *variables, *sustained_notes(evidence), *source.notes(verdicts),
             *(f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused),
             *(f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)),
@@ -230,14 +237,15 @@ class AcceptanceSession:
             used, began_with = subject.thresholds, record.thresholds
             own = own_bounds(used, self.sku)
             others = [
-                replace(one, provisional=True) if judged[one.id].requirement.key() in own else one for one in verdicts
+                replace(verdict, provisional=True) if judged[verdict.id].requirement.key() in own else verdict
+                for verdict in verdicts
             ]
             further = {
                 "the bounds that it is accepted by": not rests_on_published(others, facts.coverage),
                 "the whole thresholds file": not used.rests_on_packaged,
                 "the thresholds since it was measured": began_with is not None and began_with.digests != used.digests,
             }
-            altered += tuple(what for what, holds in further.items() if holds)
+            altered += tuple(note for note, holds in further.items() if holds)
         loss = uniform_loss(verdicts, settings.confidence, lambda name, at: judge(judged[name], evidence, at))
         return self._judgement(
             outcome, reason, verdicts, remarks, judged.values(), altered=altered, uniform_loss=loss,
@@ -267,12 +275,12 @@ class AcceptanceSession:
         """A judgement, with what it is based on; of an earlier run also with this session's notes."""
         source, thresholds = self.source, self.subject.thresholds
         run, noted = source.measured_run, self.subject.settings.note if source.judges else ()
-        reasons = tuple(because("text", one) if isinstance(one, str) else one for one in remarks if one)
+        reasons = tuple(because("text", remark) if isinstance(remark, str) else remark for remark in remarks if remark)
         basis = {
             "judged_at": now_iso(), "thresholds_path": str(thresholds.path), "thresholds_sha256": thresholds.sha256,
             "measurements_path": str(run.measurements_jsonl), **run.digests(),
             "verdicts_path": str((source.run or run).verdicts_json),
-            **{JUDGED_NOTE + key: said for key, said in noted},
+            **{JUDGED_NOTE + key: text for key, text in noted},
         }  # fmt: skip
         return Judgement(
             self.sku, outcome, reason, verdicts, tuple(map(say, reasons)), basis, remarks=reasons,

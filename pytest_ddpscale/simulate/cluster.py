@@ -124,9 +124,9 @@ class SimulatedCluster:
     def port_gbps(self, plan: Plan) -> float | None:
         """Line rate of each GPU's port in Gb/s, of which sound nodes reach 0.92 or more; None if they send nothing."""
         whole, layout = {"send-recv": 1, "all-reduce": plan.ranks_per_node or 1}, plan.layout
-        probes = [one for one in (plan.probes.arms if plan.probes else ()) if not layout.fits_node(one)]
-        sending = [one for one in probes if one.operation.kind in whole]
-        gbps = (self.performance.reached(one) / whole[one.operation.kind] for one in sending)
+        probes = [arm for arm in (plan.probes.arms if plan.probes else ()) if not layout.fits_node(arm)]
+        sending = [arm for arm in probes if arm.operation.kind in whole]
+        gbps = (self.performance.reached(arm) / whole[arm.operation.kind] for arm in sending)
         return round(8 / 0.92 * min(gbps, default=0.0), 1) or None
 
 
@@ -173,7 +173,7 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
             Link(LINK_LATENCY_S, link_gbps * 1e9 * LINK_EFFICIENCY),
             Link(NIC_LATENCY_S, options.nic_gbps * 1e9 * LINK_EFFICIENCY),
         ),
-        expectations={one.name: expectation_of(one, name, thresholds, per_node) for one in workloads},
+        expectations={workload.name: expectation_of(workload, name, thresholds, per_node) for workload in workloads},
         noise=Noise(
             _ROUND_SD[kind] if options.noise is None else options.noise,
             correlation=options.correlation,
@@ -190,13 +190,13 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
 
 def probe_values(cases: Sequence[AnyCase]) -> dict[Arm, float]:
     """Values of a sound cluster in the probes that are required, in the units of their metrics."""
-    found: dict[Arm, float] = {}
+    values: dict[Arm, float] = {}
     for case in cases:
         is_value = not case.requirement.definition.compares_places  # but a ratio of places
         if isinstance(case, NodeCase) and case.probe is not None and is_value:
             value = min(expected_value(case.requirement), case.peak or math.inf)
-            found[case.probe] = max(found.get(case.probe, 0.0), value)
-    return found
+            values[case.probe] = max(values.get(case.probe, 0.0), value)
+    return values
 
 
 def _layout(gpus: int, gpus_per_node: int) -> Layout:
@@ -216,13 +216,13 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile, rank
 
     def known(metric: Metric) -> dict[int, float]:
         """Values of a sound machine, published or said in a row, by number of ranks."""
-        found: dict[int, float] = {}
+        by_size: dict[int, float] = {}
         for line in lines:
             # Words do not give the number of ranks of a publication; a row says of any node what a sound one reaches.
             size = ranks_per_node if line.world_size == "node" and line.sound is not None else line.world_size
             if line.definition is metric and isinstance(size, int) and line.sound_value is not None:
-                found[size] = line.sound_value / _alone_to_one_gpu(line)
-        return found
+                by_size[size] = line.sound_value / _alone_to_one_gpu(line)
+        return by_size
 
     inference, energy, peak = map(smallest, (INFERENCE_THROUGHPUT, IMAGES_PER_JOULE, PEAK_MEMORY_GIB))
     inferred = expected_value(inference) if inference else None

@@ -232,17 +232,17 @@ class NodeSpread:
     launch_sd: float = 0.0
     seed: int = 0
 
-    def factors(self, what: str, layout: Layout, launch: int) -> FloatArray:
+    def factors(self, quantity: str, layout: Layout, launch: int) -> FloatArray:
         """Factor on each rank's time, (ranks,).
 
         Args:
-            what: `COMPUTING` or the name of a probe; each has its own slow nodes.
+            quantity: `COMPUTING` or the name of a probe; each has its own slow nodes.
             layout: of the ranks.
             launch: number of the launch.
         """
         if not (self.node_sd or self.gpu_sd or self.launch_sd):
             return np.ones(layout.world_size)
-        probe, stream = operation_of(what), [self.seed, zlib.crc32(what.encode())]
+        probe, stream = operation_of(quantity), [self.seed, zlib.crc32(quantity.encode())]
         gpu_sd = self.gpu_sd if probe is None or probe.is_single_device else 0.0
         # Drawn node by node, so that a node's values do not depend on the number of nodes.
         lasting = np.random.default_rng(stream).standard_normal((layout.nodes, layout.ranks_per_node + 1))

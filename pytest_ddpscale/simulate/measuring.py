@@ -91,19 +91,19 @@ class Faults:
         """Share of the messages to other nodes that lose no packets; of several faults the worst counts."""
         return self._least(lambda fault: 1 - fault.size if fault.kind == "lossy-link" else 1.0)
 
-    def struck(self, kind: str, what: str = "", number: float = math.inf) -> BoolArray:
+    def struck(self, kind: str, subject: str = "", number: float = math.inf) -> BoolArray:
         """Which ranks have this fault in this round of every study."""
-        sound = self._least(lambda fault: (fault.kind, fault.what) != (kind, what) or number < fault.rounds)
+        sound = self._least(lambda fault: (fault.kind, fault.what) != (kind, subject) or number < fault.rounds)
         return np.asarray(sound == 0)
 
     def _combined(self, size_of: Callable[[InjectedFault], float], combine: np.ufunc = np.multiply) -> FloatArray:
-        found = np.ones(self.layout.world_size)
+        sizes = np.ones(self.layout.world_size)
         for fault in self.faults:
             width = self.layout.ranks_per_node if fault.is_of_node else 1
             first = width * fault.places[0] if fault.places else 0
             ranks = slice(first, first + width if fault.places else None)
-            found[ranks] = combine(found[ranks], size_of(fault))
-        return found
+            sizes[ranks] = combine(sizes[ranks], size_of(fault))
+        return sizes
 
     def _least(self, size_of: Callable[[InjectedFault], float]) -> FloatArray:
         return self._combined(size_of, np.minimum)
@@ -231,16 +231,16 @@ class SimulatedRun:
         utilization = sound.utilization + varies.utilization_sd * np.abs(normal(groups.size))
         began_s, longest_s = self.clock_s, float(step_s.sum(axis=1).max())
         self.clock_s += longest_s * (1 + STEPS_BEFORE_TIMING / steps) + OVERHEAD_PER_BLOCK_S
-        there = ~self.faults.struck("missing-rank", number=when.round)[ranks]
-        if not there.any():
+        present = ~self.faults.struck("missing-rank", number=when.round)[ranks]
+        if not present.any():
             return None
-        seconds = np.round(step_s[there].sum(axis=1), _DIGITS)
+        seconds = np.round(step_s[present].sum(axis=1), _DIGITS)
         expectation = self.performance.expectations[study.workload.name]
-        readings: dict[str, Any] = {"utilization": np.round(np.minimum(1.0, utilization), 4)[there]}
+        readings: dict[str, Any] = {"utilization": np.round(np.minimum(1.0, utilization), 4)[present]}
         if not arm.infers:
             # Noise of its own, independent of the block's: what a rank loses in a round may be in either pass.
             noise = self._noise_of_round(study, f"{arm.name}/forward", groups.size, when)
-            readings["forward_s"] = np.round((FORWARD_SHARE * steps * computed_s.ravel() * noise)[there], _DIGITS)
+            readings["forward_s"] = np.round((FORWARD_SHARE * steps * computed_s.ravel() * noise)[present], _DIGITS)
         if expectation.power_w is not None:
             readings["energy_j"] = np.round(expectation.power_w * seconds, 3)
         if not arm.infers:  # no peak memory of a forward pass is published
@@ -248,14 +248,14 @@ class SimulatedRun:
             readings["skipped_steps"] = 0
         return self._recorded(
             study, arm, when.round, began_s,
-            ranks=ranks[there],
-            groups=np.arange(len(groups)).repeat(groups.shape[1])[there] if len(groups) > 1 else 0,
+            ranks=ranks[present],
+            groups=np.arange(len(groups)).repeat(groups.shape[1])[present] if len(groups) > 1 else 0,
             count=steps,
             work=float(arm.batch_size),
             seconds=seconds,
             readings=readings,
-            series={STEP_S: step_s[there].astype("<f4").tobytes()},
-            digests=None if digests is None else joined_checksums(digests[there].tolist()),
+            series={STEP_S: step_s[present].astype("<f4").tobytes()},
+            digests=None if digests is None else joined_checksums(digests[present].tolist()),
         )  # fmt: skip
 
     def _recorded(
@@ -292,13 +292,13 @@ class SimulatedRun:
     def links_left(self, groups: IntArray) -> FloatArray:
         """Shares of bandwidth left on the slowest links inside and between nodes of each group of ranks (a row),
         (groups, 2). As in a ring, a group uses the links between the nodes of successive ranks."""
-        found, nodes = self._left[groups].min(axis=1), self._nodes(groups)
+        shares, nodes = self._left[groups].min(axis=1), self._nodes(groups)
         for fault in self.faults.faults:
             if fault.kind == "slow-link" and len(fault.places) == 2:
                 ends = np.sort([nodes, np.roll(nodes, -1, axis=1)], axis=0)
                 across = (ends == np.sort(fault.places)[:, None, None]).all(axis=0).any(axis=1)
-                found[across, 1] = np.minimum(found[across, 1], fault.size)
-        return np.asarray(found)
+                shares[across, 1] = np.minimum(shares[across, 1], fault.size)
+        return np.asarray(shares)
 
     def _span_nodes(self, groups: IntArray) -> BoolArray:
         """Whether each group of ranks (a row) is on several nodes."""
@@ -318,11 +318,11 @@ class SimulatedRun:
             arrives[uses] *= self._arriving[node]
         return np.asarray(RESEND_S * self._chance.binomial(messages, 1 - arrives, (len(groups), times)), np.float64)
 
-    def _differences_in(self, what: str) -> FloatArray:
-        """Factor on each sound rank's time for `what`; see `NodeSpread.factors`."""
-        if what not in self._differences:
-            self._differences[what] = self.performance.spread.factors(what, self.plan.layout, self.seed)
-        return self._differences[what]
+    def _differences_in(self, quantity: str) -> FloatArray:
+        """Factor on each sound rank's time for `quantity`; see `NodeSpread.factors`."""
+        if quantity not in self._differences:
+            self._differences[quantity] = self.performance.spread.factors(quantity, self.plan.layout, self.seed)
+        return self._differences[quantity]
 
     def _checksums(self, number: int) -> list[str]:
         return [f"{bits:016x}" for bits in self._chance.integers(2**63, size=number).tolist()]
@@ -340,11 +340,11 @@ class SimulatedRun:
         seconds = group_s[:, None] * (1 + noise.rank_sd * self._chance.standard_normal(groups.shape))
         began_s, longest_s = self.clock_s, float(seconds.max())
         self.clock_s += (1 + int(turn_of.max())) * longest_s + OVERHEAD_PER_BLOCK_S
-        there = ~self.faults.struck("missing-rank", number=when.round)[groups]
+        present = ~self.faults.struck("missing-rank", number=when.round)[groups]
         if operation.kind == "send-recv":
-            there &= there.all(axis=1, keepdims=True)
+            present &= present.all(axis=1, keepdims=True)
         for turn in np.unique(turn_of).tolist():
-            mine = there & (turn_of == turn)[:, None]
+            mine = present & (turn_of == turn)[:, None]
             ranks = groups[mine]
             if not len(ranks):
                 continue
@@ -372,18 +372,18 @@ class SimulatedRun:
         """
         is_matmul, operation = probe.operation.kind == "matmul", probe.operation
         own = self.faults.probe_share(probe) / (self.faults.slowdown(when) if is_matmul else 1.0)
-        found = (own / self._differences_in(COMPUTING if is_matmul else probe.kind))[groups].min(axis=1)
+        shares = (own / self._differences_in(COMPUTING if is_matmul else probe.kind))[groups].min(axis=1)
         if operation.is_single_device:
-            return np.asarray(found)
+            return np.asarray(shares)
         inside, between = self.links_left(groups).T
         room = max(1.0, self.performance.topology.inside.bytes_per_s / GIGA / self.performance.reached(probe))
         is_pairs = operation.kind == "send-recv"
         of_several_nodes = between if is_pairs else np.minimum(between, room * inside)
-        found = found * np.where(self._span_nodes(groups), of_several_nodes, inside)
+        shares = shares * np.where(self._span_nodes(groups), of_several_nodes, inside)
         for fault in self.faults.faults:
             if is_pairs and fault.kind == "slow-pair":
-                found = found * np.where(np.isin(groups, fault.places).all(axis=1), fault.size, 1.0)
-        return np.asarray(found)
+                shares = shares * np.where(np.isin(groups, fault.places).all(axis=1), fault.size, 1.0)
+        return np.asarray(shares)
 
     def search_pairs(self, study: PairStudy) -> Iterator[StudyStart | Block | StudyEnd]:
         """Rounds of the search for a slow node or link, until it is known or every pair lacks a rank."""
@@ -401,29 +401,29 @@ class SimulatedRun:
             gbps = np.round(study.message_bytes / seconds / GIGA * self.links_left(ranks)[:, 1], 6)
             began_s = self.clock_s
             self.clock_s += study.iterations * sound_s + OVERHEAD_PER_BLOCK_S
-            there = ~self.faults.struck("missing-rank", number=number)[ranks].any(axis=1)
-            if not there.any():
+            present = ~self.faults.struck("missing-rank", number=number)[ranks].any(axis=1)
+            if not present.any():
                 yield StudyEnd(study=study.id, reason="error")
                 return
             # All messages take as long as the fastest, unless packets are lost.
             resent_s = self._resent_s(ranks, 1, study.iterations)
             step_s = (study.message_bytes / (gbps * GIGA))[:, None] + resent_s
-            both_s = step_s[there].repeat(2, axis=0)
+            both_s = step_s[present].repeat(2, axis=0)
             yield self._recorded(
                 study, study.arms[0], number, began_s,
-                ranks=ranks[there].ravel(),
-                groups=np.arange(len(ranks))[there].repeat(2),
+                ranks=ranks[present].ravel(),
+                groups=np.arange(len(ranks))[present].repeat(2),
                 count=study.iterations,
                 work=float(study.message_bytes),
                 seconds=both_s.sum(axis=1),
                 series={STEP_S: both_s.astype("<f4").tobytes()},
             )  # fmt: skip
-            said = step_s.astype("<f4")
-            gbps = study.message_bytes / said.min(axis=1).astype(float) / GIGA
-            slowest = np.where(there, gbps, np.inf).reshape(len(pairs), -1).min(axis=1)
-            stalled: BoolArray = np.any((there & are_stalled(said)).reshape(len(pairs), -1), axis=1)
-            told = zip(pairs, slowest.tolist(), stalled.tolist(), strict=True)
-            results += [PairResult(number, *one) for one in told if math.isfinite(one[1])]
+            recorded_s = step_s.astype("<f4")
+            gbps = study.message_bytes / recorded_s.min(axis=1).astype(float) / GIGA
+            slowest = np.where(present, gbps, np.inf).reshape(len(pairs), -1).min(axis=1)
+            stalled: BoolArray = np.any((present & are_stalled(recorded_s)).reshape(len(pairs), -1), axis=1)
+            measured = zip(pairs, slowest.tolist(), stalled.tolist(), strict=True)
+            results += [PairResult(number, *one) for one in measured if math.isfinite(one[1])]
         is_open = is_undecided(layout.nodes, results, slow_share)
         yield StudyEnd(study=study.id, reason="rounds" if is_open else "decided")
 

@@ -25,8 +25,8 @@ def number(least: float, most: float, kind: type[int | float] = float) -> Callab
 
     def parse(text: str) -> Any:
         try:
-            if least <= (found := kind(text)) <= most:
-                return found
+            if least <= (value := kind(text)) <= most:
+                return value
         except ValueError:
             pass
         raise ValueError(f"a {'whole ' if kind is int else ''}number from {least} to {most}")
@@ -87,7 +87,7 @@ class ClusterOptions:
 # fmt: on
 
 
-TYPED = {f"--{one.name.replace('_', '-')}": one for one in fields(ClusterOptions) if one.metadata}
+TYPED = {f"--{option.name.replace('_', '-')}": option for option in fields(ClusterOptions) if option.metadata}
 # What each kind of fault does, by the form in which it is typed; what is in brackets may be left out.
 FAULTS = {
     "slow-gpu:RANK|all:FACTOR": "computes FACTOR times as long",

@@ -21,10 +21,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of `ddpscale simulate`."""
     usual = f"default: {THRESHOLDS} here, else the packaged one"
     command.add_argument("--thresholds", type=Path, metavar="FILE", help=usual)
-    for flag, one in TYPED.items():
-        default = "" if one.default in (None, MISSING) else f"; default: {one.default:g}"
-        stands_for, text = one.metadata["metavar"], f"{one.metadata['help']}{default}"
-        command.add_argument(flag, metavar=stands_for, required=one.default is MISSING, help=text)
+    for flag, option in TYPED.items():
+        default = "" if option.default in (None, MISSING) else f"; default: {option.default:g}"
+        stands_for, text = option.metadata["metavar"], f"{option.metadata['help']}{default}"
+        command.add_argument(flag, metavar=stands_for, required=option.default is MISSING, help=text)
     command.add_argument("--rounds", metavar="N", help="rounds of every study; default: the most of a real run")
     command.add_argument("--seed", metavar="S", default="0", help="seed of the noise; default: %(default)s")
     command.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
@@ -46,10 +46,10 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.thresholds.cases import training_cases
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
-    typed = {flag: getattr(arguments, one.name) for flag, one in TYPED.items()}
+    typed = {flag: getattr(arguments, option.name) for flag, option in TYPED.items()}
     values = {
-        one.name: read_value(flag, typed[flag], READ[one.metadata["metavar"]])
-        for flag, one in TYPED.items()
+        option.name: read_value(flag, typed[flag], READ[option.metadata["metavar"]])
+        for flag, option in TYPED.items()
         if typed[flag] is not None
     }
     seed, rounds = read_value("--seed", arguments.seed, READ["S"]), None

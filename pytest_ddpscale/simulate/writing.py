@@ -56,16 +56,16 @@ def write_simulated_run(
         RunDirectoryError: the directory cannot be written.
     """
     started_at, expectation = now_iso(), cluster.expectation(simulated.plan)
-    said = tuple(fault.text for fault in simulated.faults.faults)
+    faults = tuple(fault.text for fault in simulated.faults.faults)
     parameters, file = simulated.performance.parameters, cluster.thresholds
-    simulation = Simulation(gpus=cluster.gpus, seed=simulated.seed, faults=said, model=parameters)
+    simulation = Simulation(gpus=cluster.gpus, seed=simulated.seed, faults=faults, model=parameters)
     run_id = sha256(strict_json(simulation).encode()).hexdigest()[:32]
     try:
         run.write_json(run.plan_json, simulated.plan)
         run.append_record(RunStart(id=run_id))
-        for _, alike in groupby(records(simulated, cluster), lambda one: isinstance(one, Block) and one.key):
+        for _, alike in groupby(records(simulated, cluster), lambda record: isinstance(record, Block) and record.key):
             written = list(alike)
-            turns = [one for one in written if isinstance(one, Block) and one.study != PAIRS]
+            turns = [record for record in written if isinstance(record, Block) and record.study != PAIRS]
             if cluster.is_watched and turns:
                 written.insert(0, telemetry_of_turns(turns, expectation, simulated.faults))
             run.append_records(written)
@@ -79,11 +79,11 @@ def write_simulated_run(
             finished_at=now_iso(),
             argv=tuple(masked_arguments(argv)),
             thresholds=ThresholdsUsed(
-                str(file.path.absolute()), file.sha256, tuple(ThresholdsUsed(*one) for one in file.extended)
+                str(file.path.absolute()), file.sha256, tuple(ThresholdsUsed(*file) for file in file.extended)
             ),
             versions={"python": platform.python_version(), "pytest_ddpscale": __version__},
             devices_present=cluster.gpus,
-            notes=(f"simulated faults: {', '.join(said) or 'none'}",),
+            notes=(f"simulated faults: {', '.join(faults) or 'none'}",),
         )
         run.write_json(run.run_json, record)
     except WritingError as error:
@@ -140,7 +140,7 @@ def surveys(expectation: NodeExpectation, faults: Faults, port_gbps: float | Non
     per_node, has_gpus = faults.layout.ranks_per_node, expectation.device_type == "cuda"
     name, bad = (
         name_of_pattern(expectation.name_pattern or ""),
-        {what: faults.struck("bad-gpu", what) for what in GPU_FAULTS},
+        {fault: faults.struck("bad-gpu", fault) for fault in GPU_FAULTS},
     )
     for node in range(faults.layout.nodes):
         indices = range(per_node)
@@ -230,7 +230,7 @@ def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, fau
         np.concatenate([turn.each(name) for turn in turns]) for name in ("ranks", "began_unix_s", "seconds")
     )
     busy = block.each("utilization") if "utilization" in block.readings else np.ones(1)
-    few_lanes, held_down = (faults.struck("bad-gpu", what)[ranks] for what in ("lanes", "clock"))
+    few_lanes, held_down = (faults.struck("bad-gpu", fault)[ranks] for fault in ("lanes", "clock"))
     columns: dict[str, Any] = {
         "started_unix_s": column(started_s.tolist()),
         "ended_unix_s": tuple(np.round(started_s + lasted_s, 3).tolist()),

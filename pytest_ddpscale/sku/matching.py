@@ -30,9 +30,9 @@ def matching_skus(thresholds: Thresholds, gpu: SurveyedGpu) -> list[str]:
 
 
 def resolve_sku(
-    file: ThresholdsFile, asked: str, gpus: Sequence[SurveyedGpu], require_devices: bool = True, why_none: str = ""
+    file: ThresholdsFile, wanted: str, gpus: Sequence[SurveyedGpu], require_devices: bool = True, why_none: str = ""
 ) -> str:
-    """The canonical name of the SKU to judge by; `asked` is ``auto``, or a name or alias.
+    """The canonical name of the SKU to judge by; `wanted` is ``auto``, or a name or alias.
 
     With `require_devices`, which measuring sets, an explicit SKU must match the GPUs here; planning does not need it.
     `why_none` tells why there are no GPUs.
@@ -40,7 +40,7 @@ def resolve_sku(
     Raises:
         SkuError: the SKU does not exist; the GPUs match no SKU, several or another one; or there are no GPUs.
     """
-    name, skus = "" if asked == AUTO else file.sku_name(asked), file.thresholds.skus
+    name, skus = "" if wanted == AUTO else file.sku_name(wanted), file.thresholds.skus
     where, device = f"--gpu-sku={name or AUTO}", skus[name].detect.device if name else "cuda"
     if name and (device == "cpu" or not require_devices):
         return name
@@ -61,12 +61,12 @@ def resolve_sku(
     others = [same for model, same in models.items() if (name not in matching[model] if name else not matching[model])]
     if others and name:
         other = others[0][0]
-        told, action = _compare(skus[name].detect, other), f"Add a SKU {_with_detect(file, other)}."
-        if _is_near(other, told):
+        comparison, action = _compare(skus[name].detect, other), f"Add a SKU {_with_detect(file, other)}."
+        if _is_near(other, comparison):
             action = f"If they are {name}, correct `detect` at {file.where('skus', name, 'detect')}; else a{action[1:]}"
         if known := matching_skus(file.thresholds, other):
             action = f"Use --gpu-sku={known[0]}, or run where the GPUs are {name}."
-        found = f"the GPUs here are not {name}: {_inventory(others, file.thresholds)} ({_said(told)})"
+        found = f"the GPUs here are not {name}: {_inventory(others, file.thresholds)} ({_differing_text(comparison)})"
         raise SkuError(where, found, expected, action)
     if others:
         raise _unknown(file, others)
@@ -112,14 +112,14 @@ def _compare(detect: Detect, gpu: SurveyedGpu) -> dict[str, tuple[bool, str]]:
         ),
     }
     return {
-        key: (holds, f"{what} {'matches' if holds else contrast}")
-        for key, (asked, holds, what, contrast) in tests.items()
-        if asked
+        key: (holds, f"{reading} {'matches' if holds else contrast}")
+        for key, (expected, holds, reading, contrast) in tests.items()
+        if expected
     }
 
 
-def _said(compared: dict[str, tuple[bool, str]]) -> str:
-    return ", ".join(text for _, text in sorted(compared.values(), key=lambda one: not one[0]))
+def _differing_text(compared: dict[str, tuple[bool, str]]) -> str:
+    return ", ".join(text for _, text in sorted(compared.values(), key=lambda entry: not entry[0]))
 
 
 Model: TypeAlias = list[SurveyedGpu]  # identical GPUs; never empty
@@ -130,7 +130,7 @@ def _inventory(models: Iterable[Model], thresholds: Thresholds | None = None) ->
     texts = []
     for model in models:
         known = "" if thresholds is None else " or ".join(matching_skus(thresholds, model[0])) or "unknown"
-        indices = ", ".join(str(each.index) for each in model)
+        indices = ", ".join(str(field.index) for field in model)
         texts.append(f"GPU {indices}: {_described(model[0])}{f', SKU {known}' if known else ''}")
     return "; ".join(texts)
 
@@ -138,17 +138,17 @@ def _inventory(models: Iterable[Model], thresholds: Thresholds | None = None) ->
 def _unknown(file: ThresholdsFile, models: list[Model]) -> SkuError:
     gpu = models[0][0]
     compared = {name: _compare(sku.detect, gpu) for name, sku in file.thresholds.skus.items()}
-    nearly = [name for name, told in compared.items() if _is_near(gpu, told)]
-    almost = "".join(f"; nearest is {name}: {_said(compared[name])}" for name in nearly)
-    ways = [f"correct `detect` at {file.where('skus', name, 'detect')} if it is {name}" for name in nearly]
-    ways += [f"add a SKU {_with_detect(file, gpu)}", "test only the CPU with --gpu-sku=cpu"]
+    nearly = [name for name, comparison in compared.items() if _is_near(gpu, comparison)]
+    almost = "".join(f"; nearest is {name}: {_differing_text(compared[name])}" for name in nearly)
+    remedies = [f"correct `detect` at {file.where('skus', name, 'detect')} if it is {name}" for name in nearly]
+    remedies += [f"add a SKU {_with_detect(file, gpu)}", "test only the CPU with --gpu-sku=cpu"]
     found = f"no SKU of {file.path} matches {_inventory(models)}{almost}"
-    return SkuError("--gpu-sku=auto", found, "GPUs that match a `detect`", f"Do one of these: {'; '.join(ways)}.")
+    return SkuError("--gpu-sku=auto", found, "GPUs that match a `detect`", f"Do one of these: {'; '.join(remedies)}.")
 
 
-def _is_near(gpu: SurveyedGpu, told: dict[str, tuple[bool, str]]) -> bool:
+def _is_near(gpu: SurveyedGpu, comparison: dict[str, tuple[bool, str]]) -> bool:
     """Whether it matches in name or PCI device id; matching memory alone does not count."""
-    return any(told[key][0] for key in told if key != "memory") and not _VIRTUAL.fullmatch(gpu.name)
+    return any(comparison[key][0] for key in comparison if key != "memory") and not _VIRTUAL.fullmatch(gpu.name)
 
 
 def _with_detect(file: ThresholdsFile, gpu: SurveyedGpu) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.judge import Decider, judge
 from pytest_ddpscale.judge.metrics import GIGA
-from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.launch.supervisor import Judge
 from pytest_ddpscale.plan.arm import Arm
@@ -102,14 +102,16 @@ class Collectives(Suite):
         ]  # fmt: skip
         sizes, required = sizes or sizes_of(USUAL_SIZES), {case.probe for case in cases if case.probe}
         pair_bytes, block_s, limit_s = OF_DEVICE[plan.device_type]
-        asked = [(kind, size) for kind in kinds for size in sizes]
-        asked.append(("send-recv", max((size for size in sizes if size <= pair_bytes), default=sizes[0])))
+        operations = [(kind, size) for kind in kinds for size in sizes]
+        operations.append(("send-recv", max((size for size in sizes if size <= pair_bytes), default=sizes[0])))
         # The ranks of one node test its own links, those of all nodes the network.
         of_ranks = {layout.ranks_per_node, layout.world_size} - {1}
-        probes = required | {Arm(f"{kind}-{probe_size(size)}", ranks) for kind, size in asked for ranks in of_ranks}
+        probes = required | {
+            Arm(f"{kind}-{probe_size(size)}", ranks) for kind, size in operations for ranks in of_ranks
+        }
         kind_of = [*KINDS].index
         in_order = sorted(
-            probes, key=lambda one: (one.world_size, kind_of(one.operation.kind), one.operation.message_bytes or 0)
+            probes, key=lambda arm: (arm.world_size, kind_of(arm.operation.kind), arm.operation.message_bytes or 0)
         )
         study = ProbeStudy(
             tuple(in_order), (1 + bool(required)) * rounds, nodes.settings.block_s or block_s,
@@ -125,16 +127,16 @@ class Collectives(Suite):
         """A row for each operation, number of ranks and message size, and one for each bound and each pair."""
         evidence, plan = measured.evidence, measured.plan
         assert plan.probes is not None  # since it was planned
-        rows = [_row(measured, one, plan.probes.swept_rounds) for one in plan.probes.arms
-                if one.operation.kind in COLLECTIVES]  # fmt: skip
+        rows = [_row(measured, arm, plan.probes.swept_rounds) for arm in plan.probes.arms
+                if arm.operation.kind in COLLECTIVES]  # fmt: skip
         findings, problems, pairs, slowest = list[str](), list[str](), list[Row](), list[Line]()
         verdicts = [worded(judge(case, evidence, measured.confidence)) for case in cases_of(plan.requirements)]
         failures = [
             f"{row['group']}, {size_text(row['message'])}: {row['wrong']} wrong results of {row['checked']}"
             for row in rows if row.get("wrong")
         ]  # fmt: skip
-        if there := [row for row in rows if row["bus_bw_gbps"]]:
-            best = max(there, key=lambda row: (row["world_size"], row["bus_bw_gbps"].value))
+        if measured_rows := [row for row in rows if row["bus_bw_gbps"]]:
+            best = max(measured_rows, key=lambda row: (row["world_size"], row["bus_bw_gbps"].value))
             peak, wrong = best["bus_bw_gbps"].value, sum(row.get("wrong", 0) for row in rows)
             findings = [
                 f"up to {peak:.3g} GB/s of bus bandwidth ({best['group']}, {size_text(best['message'])})",
@@ -143,19 +145,20 @@ class Collectives(Suite):
         if why := measured.why_missing(PROBES):
             problems.append(f"all or part of the sweep: {one_line(why)}")
         else:  # a limit may leave out sizes, but not all of a group
-            groups = {row["group"] for row in there}
+            groups = {row["group"] for row in measured_rows}
             left_out = [row for row in rows if row["group"] in groups and row["probe"] in evidence.unsupported]
             problems += not_measured(row for row in rows if row["bus_bw_gbps"] or row not in left_out)
-        for one in verdicts:
-            if one.blocks():
-                said = problems if one.outcome == "not_measured" else failures
-                said.append(f"{one.id}: {verdict_word(one)}, {one_line(one.reason)}")
+        for verdict in verdicts:
+            if verdict.blocks():
+                messages = problems if verdict.outcome == "not_measured" else failures
+                messages.append(f"{verdict.id}: {verdict_word(verdict)}, {one_line(verdict.reason)}")
         if verdicts:
-            findings.append(f"{sum(one.passed for one in verdicts)} of {len(verdicts)} bounds met")
+            findings.append(f"{sum(verdict.passed for verdict in verdicts)} of {len(verdicts)} bounds met")
         bounds = [
-            {"requirement": one.id, "value": point_text(one), "limits": limits_text(one), "bound": bound_text(one),
-             "verdict": verdict_word(one), "measured": one.value and Found(one.value, one.interval)}
-            for one in verdicts
+            {"requirement": verdict.id, "value": point_text(verdict), "limits": limits_text(verdict),
+             "bound": bound_text(verdict),
+             "verdict": verdict_word(verdict), "measured": verdict.value and Estimate(verdict.value, verdict.interval)}
+            for verdict in verdicts
         ]  # fmt: skip
         sweep = Rows("collectives", "Sweep", _COLUMNS, rows, 3, [_HOW])
         curves = [
@@ -169,9 +172,9 @@ class Collectives(Suite):
             theirs = [{"pair": " and ".join(names), "of": of, "gbps": gbps} for names, gbps in of_pair]
             pairs += theirs
             slowest += [
-                Line(f"Slowest of {len(theirs)} pairs of {of}: {one['gbps']:.3g} GB/s ({one['pair']}), with both "
+                Line(f"Slowest of {len(theirs)} pairs of {of}: {row['gbps']:.3g} GB/s ({row['pair']}), with both "
                      "directions active.")
-                for one in sorted(theirs, key=itemgetter("gbps"))[:1]
+                for row in sorted(theirs, key=itemgetter("gbps"))[:1]
             ]  # fmt: skip
         return Results(
             "Collectives", findings,
@@ -191,16 +194,20 @@ def _row(measured: MeasuredSuite, probe: Arm, rounds: int) -> dict[str, Any]:
         "group": f"{kind} over {ranks} ranks" + f" of each of {places} nodes" * (places > 1),
         "size_bytes": message, "bus_bw_gbps": None,
     }  # fmt: skip
-    found, probed = values_of_probe(probe, evidence), evidence.probed(probe)
-    first = found.numbers < rounds
-    of_places = dict(replace(found, numbers=found.numbers[first], samples=found.samples[:, first]).items())
+    measured_values, probed = values_of_probe(probe, evidence), evidence.probed(probe)
+    first = measured_values.numbers < rounds
+    of_places = dict(
+        replace(
+            measured_values, numbers=measured_values.numbers[first], samples=measured_values.samples[:, first]
+        ).items()
+    )
     if probed is None or not of_places:
         why = evidence.unsupported.get(probe.name) or measured.why_missing(PROBES)
         return row | {"why_not": why or "no complete round"}
     estimates = {
         place: geometric_mean_estimate(values.tolist(), measured.confidence) for place, values in of_places.items()
     }
-    place = min(estimates, key=lambda one: (estimates[one].value, one.ranks))
+    place = min(estimates, key=lambda estimate: (estimates[estimate].value, estimate.ranks))
     busbw, factor, size = estimates[place], operation.bus_factor(ranks), int(np.nanmax(probed.work))
     if len(of_places) < places:
         row["why_not"] = f"{places - len(of_places)} of {places} nodes have no complete round"

@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families.image import CLASSIFIER
-from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.suites.engine import MeasuredSuite, Suite, SuiteNodes, mean_estimate
@@ -66,13 +66,13 @@ class Convergence(Suite):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for model, data and loss."""
-        add, told = adder(parser), "the first is the centre, where others stay"
+        add, explanation = adder(parser), "the first is the centre, where others stay"
         add("--loss", "LOSS", above_zero, "cross entropy to reach", 0.5)
-        add("--model", "M,M", several(image_model), f"torchvision models, {told}; default: three linear layers")
+        add("--model", "M,M", several(image_model), f"torchvision models, {explanation}; default: three linear layers")
         parser.add_argument("--frozen", action="store_true",
             help="train a classifier with hidden layers of --hidden on the features of --model")  # fmt: skip
         add_feature_weights(parser)
-        add("--hidden", "N,N", several(number), f"units of the hidden layers, {told}", "256")
+        add("--hidden", "N,N", several(number), f"units of the hidden layers, {explanation}", "256")
         add("--batches", "N,N", several(number), "further images per rank, beside --batch, the centre")
         add("--samples", "N", number, "images made in memory", 4096)
         add("--mnist", "FOLDER", Path, "train on MNIST's idx files instead")
@@ -96,23 +96,23 @@ class Convergence(Suite):
             name = model + f"-h{of.get('classifier_hidden')}" * is_frozen + f"-batch-{batch}" * (len(batches) > 1)
             arguments.batch, of_cell = batch, sizes[-1:] if runs else sizes
             planned = planned_runs(arguments, nodes, model, samples, name, of_cell, of, loss_threshold=arguments.loss)
-            runs |= {one.id: one for one in planned}
+            runs |= {run.id: run for run in planned}
         return nodes.plan((), training_runs=tuple(runs.values()), launches=arguments.launches)
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each factor and value, over its launches; losses by iteration, the mean of the launches."""
         runs = trained_runs(measured)
-        of_cell = [[*same] for _, same in groupby(runs, lambda one: (one.run.name, one.run.world_size))]
+        of_cell = [[*same] for _, same in groupby(runs, lambda trained: (trained.run.name, trained.run.world_size))]
         cells = [_cell(launches, measured.confidence) for launches in of_cell]
         curve_of = {row["run"]: [*_curve(launches)] for row, launches in zip(cells, of_cell, strict=True)}
         rows = by_factor(sorted(cells, key=lambda row: -row["world_size"]))  # the centre first
         of = runs[0].run
         missed = [
-            f"{one.run.id}: a loss of {of.loss_threshold:g} was not reached in {of.epochs} epochs; the mean of the "
-            f"last one is {one.row['loss']:.4g}"
-            for one in runs if one.row["is_complete"] and "iterations" not in one.row
+            f"{trained.run.id}: a loss of {of.loss_threshold:g} was not reached in {of.epochs} epochs; the mean of the "
+            f"last one is {trained.row['loss']:.4g}"
+            for trained in runs if trained.row["is_complete"] and "iterations" not in trained.row
         ]  # fmt: skip
-        failures = [*chain(*(one.wrongs for one in runs)), *missed, *filter(None, map(_without_meaning, runs))]
+        failures = [*chain(*(trained.wrongs for trained in runs)), *missed, *filter(None, map(_without_meaning, runs))]
         reached = [
             f"{row['run']} in {cell_with_ends(row['iterations'])} iterations" for row in cells if row["iterations"]
         ]
@@ -130,7 +130,7 @@ class Convergence(Suite):
             ))
             for factor, same in groupby(losses.rows, itemgetter("factor"))
         ]  # fmt: skip
-        every = Rows("runs", "", [Column("run", "Run")], [one.row for one in runs])
+        every = Rows("runs", "", [Column("run", "Run")], [trained.row for trained in runs])
         return Results(
             f"Convergence to a loss of {of.loss_threshold:g} on {of.samples.name}", findings, [table, losses, every],
             [*problems_of(measured, runs)], failures, pictures=curves,
@@ -139,28 +139,28 @@ class Convergence(Suite):
 
 def _cell(launches: Sequence[Trained], confidence: float) -> Row:
     """What launches of one size and model have in common, and means, if all that were measured have a value."""
-    first, complete = launches[0].run, [one.row for one in launches if one.row["is_complete"]]
+    first, complete = launches[0].run, [trained.row for trained in launches if trained.row["is_complete"]]
     model, row = first.workload.family.model, dict[str, Any]()
     for key in ("iterations", "epochs", "seconds", "accuracy"):
-        values = [one[key] for one in complete if key in one]
+        values = [row[key] for row in complete if key in row]
         row[key] = None
         if complete and len(values) == len(complete):
             mean, ends = mean_estimate(values, confidence)
             most = 1.0 if key == "accuracy" else math.inf
-            row[key] = Found(mean, (max(0.0, ends[0]), min(most, ends[1]))) if ends else mean
+            row[key] = Estimate(mean, (max(0.0, ends[0]), min(most, ends[1]))) if ends else mean
     return row | {
         "run": first.id, "name": first.name, "world_size": first.world_size, "batch": first.workload.batch_size,
         "model": "linear layers" if model.startswith(CLASSIFIER) else model,
         "trained_parameters": launches[0].row.get("trainable_parameters"),
-        "reached": f"{sum('iterations' in one.row for one in launches)} of {len(launches)}",
+        "reached": f"{sum('iterations' in trained.row for trained in launches)} of {len(launches)}",
         "global_batch": first.global_batch, "learning_rate": first.learning_rate,
     }  # fmt: skip
 
 
 def _curve(launches: Sequence[Trained]) -> Iterator[dict[str, Any]]:
     """The mean loss of the launches that trained, by iteration of those that all of them made."""
-    found = ([loss for epoch in one.epochs for loss in epoch.losses] for one in launches if one.epochs)
-    losses = [*map(fmean, zip(*found, strict=False))]
+    by_launch = ([loss for epoch in trained.epochs for loss in epoch.losses] for trained in launches if trained.epochs)
+    losses = [*map(fmean, zip(*by_launch, strict=False))]
     width = len(losses) // MOST_POINTS + 1
     for first in range(0, len(losses), width):
         yield {"iteration": first + 1, "loss": fmean(losses[first : first + width])}
@@ -171,8 +171,8 @@ def _without_meaning(one: Trained) -> str:
 
     Three standard deviations of a guesser's accuracy are its reach.
     """
-    chance, samples, found = 1 / one.run.samples.classes, one.run.samples.validation_samples, one.row.get("accuracy")
+    chance, samples, share = 1 / one.run.samples.classes, one.run.samples.validation_samples, one.row.get("accuracy")
     reach, weights = chance + 3 * math.sqrt(chance * (1 - chance) / samples), one.run.workload.family.feature_weights
-    if weights is None or found is None or found > reach:
+    if weights is None or share is None or share > reach:
         return ""
-    return f"{one.run.id}: guessing reaches up to {percent(reach, 1)}, the accuracy is {percent(found, 1)}: {weights}"
+    return f"{one.run.id}: guessing reaches up to {percent(reach, 1)}, the accuracy is {percent(share, 1)}: {weights}"

@@ -32,7 +32,7 @@ from msgspec.json import Decoder
 from pytest_ddpscale.errors import OptionError, ResultFileError
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.judge.metrics import groups
-from pytest_ddpscale.judge.stats import Found, estimate_of
+from pytest_ddpscale.judge.stats import Estimate, estimate_of
 from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -149,8 +149,8 @@ def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
 
 def report_at(path: Path) -> Path | None:
     """The path of the report: the file itself, or the one in a suite's run directory; None if there is none."""
-    found = path / FILE_NAME if path.is_dir() else path
-    return found if found.is_file() else None
+    file = path / FILE_NAME if path.is_dir() else path
+    return file if file.is_file() else None
 
 
 def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95, usual: DdpBenchmarkFile | None = None) -> Results:
@@ -164,46 +164,50 @@ def results_of_file(file: DdpBenchmarkFile, confidence: float = 0.95, usual: Ddp
         confidence: of the intervals.
         usual: the same with the usual buckets, to compare with; None if these are.
     """
-    lines, found, best = [_HEAD.format_map(file.configuration)], list[Row](), list[str]()
-    theirs = {(of.model, len(one.ranks)): one for of in usual.benchmark_results for one in of.result} if usual else {}
+    lines, table_rows, best = [_HEAD.format_map(file.configuration)], list[Row](), list[str]()
+    theirs = (
+        {(of.model, len(result.ranks)): result for of in usual.benchmark_results for result in of.result}
+        if usual
+        else {}
+    )
     for of in file.benchmark_results:
         lines += ["", f"Benchmark: {of.model} with batch size {of.batch_size}", ""]
         rows, printed = list[Row](), [" " * 28 + "    ".join(["sec/iter    ex/sec  "] * len(PERCENTS)).rstrip()]
-        for one in of.result:
-            gpus, is_ddp = len(one.ranks), one is not of.result[0]
+        for result in of.result:
+            gpus, is_ddp = len(result.ranks), result is not of.result[0]
             machines, other = max(1, gpus // file.gpus_per_machine), theirs.get((of.model, gpus))
             size = f"{machines}M/{gpus // machines}G" if is_ddp else NO_DDP
-            times = {p: float(np.percentile(one.measurements, p)) for p in PERCENTS}
+            times = {p: float(np.percentile(result.measurements, p)) for p in PERCENTS}
             cells = (f"  p{p:02d}:  {s:1.3f}s  {int(of.batch_size / s):6d}/s" for p, s in times.items())
             printed.append(f"{gpus:4d} {file.devices} -- {size:>8}:{''.join(cells)}")
             rows.append({
                 "model": of.model, "batch": of.batch_size, "size": size, "gpus": gpus,
                 "curve": f"{of.model}, {file.bucket_size} MiB", "bucket_cap_mb": file.bucket_size,
-                "mean_s": estimate_of(one.separate_s, "factors", confidence),
-                "efficiency": _throughput(one, of.result[0], confidence) if is_ddp else None,
-                "ratio": _throughput(one, other, confidence) if is_ddp and other else None,
+                "mean_s": estimate_of(result.separate_s, "factors", confidence),
+                "efficiency": _throughput(result, of.result[0], confidence) if is_ddp else None,
+                "ratio": _throughput(result, other, confidence) if is_ddp and other else None,
                 **{f"p{p}_s": seconds for p, seconds in times.items()},
             })  # fmt: skip
-        for column in (one for one in _BESIDE if any(row[one.key] for row in rows)):
+        for column in (column for column in _BESIDE if any(row[column.key] for row in rows)):
             texts = [column.title, *(cell_with_ends(row[column.key], column.form) for row in rows)]
             width = max(map(len, texts))
             printed = [f"{line}   {text:>{width}}" for line, text in zip(printed, texts, strict=True)]
         lines += printed
         kept = cell_with_ends(rows[-1]["efficiency"], _BESIDE[1].form)
         best += [f"{of.model} keeps {kept} on {rows[-1]['gpus']} {file.devices}"] * bool(rows[1:])
-        found += rows
-    told = Section("As the benchmark prints it", [Line(_HOW), Listing("\n".join(lines))])
-    table = Rows("pytorch-ddp", "", _COLUMNS, found, 3, drawn=_DRAWN)
-    findings = [first_few(best or [f"{len(found)} without DDP, none with it"])]
-    return Results("PyTorch's DDP benchmark", findings, [table], more=[told])
+        table_rows += rows
+    original = Section("As the benchmark prints it", [Line(_HOW), Listing("\n".join(lines))])
+    table = Rows("pytorch-ddp", "", _COLUMNS, table_rows, 3, drawn=_DRAWN)
+    findings = [first_few(best or [f"{len(table_rows)} without DDP, none with it"])]
+    return Results("PyTorch's DDP benchmark", findings, [table], more=[original])
 
 
-def _throughput(one: DdpBenchmarkResult, other: DdpBenchmarkResult, confidence: float) -> Found | float | None:
+def _throughput(result: DdpBenchmarkResult, other: DdpBenchmarkResult, confidence: float) -> Estimate | float | None:
     """Throughput per device over another's: in the same rounds if both have rounds, else by p50."""
-    if one.steps_per_round and other.steps_per_round:
-        pairs = zip(other.separate_s, one.separate_s, strict=False)
+    if result.steps_per_round and other.steps_per_round:
+        pairs = zip(other.separate_s, result.separate_s, strict=False)
         return estimate_of([theirs / ours for theirs, ours in pairs], "factors", confidence)
-    return float(np.median(other.measurements) / np.median(one.measurements))
+    return float(np.median(other.measurements) / np.median(result.measurements))
 
 
 def read_diff(paths: Sequence[Path], confidence: float) -> SuiteDiff:
@@ -212,25 +216,25 @@ def read_diff(paths: Sequence[Path], confidence: float) -> SuiteDiff:
     if len({path.resolve() for path in reports}) < len(reports):
         raise OptionError("RUN_DIR", f"found {paths[0]} twice", "two reports")
     files = [read_ddp_benchmark(path) for path in reports]
-    a, b = (results_of_file(one, confidence).tables[0] for one in files)
-    of_mean = [Results("", tables=[replace(one, columns=[*_COLUMNS[:3], _BESIDE[0]])]) for one in (a, b)]
-    return diff_of(*of_mean, kind="pytorch-ddp", told=[*_diff_lines(files, a.rows, b.rows)])
+    a, b = (results_of_file(file, confidence).tables[0] for file in files)
+    of_mean = [Results("", tables=[replace(table, columns=[*_COLUMNS[:3], _BESIDE[0]])]) for table in (a, b)]
+    return diff_of(*of_mean, kind="pytorch-ddp", notes=[*_diff_lines(files, a.rows, b.rows)])
 
 
 def _diff_lines(files: Sequence[DdpBenchmarkFile], rows: Sequence[Row], others: Sequence[Row]) -> Iterator[str]:
     """As diff.py prints it: examples per second per GPU in the test, truncated; positive is faster."""
     yield f"{'':20s} {'baseline':>20s}      {'test':>20s}"
     yield f"{'':20s} {'-' * 20}      {'-' * 20}"
-    for (key, value), other in zip(*(one.configuration.items() for one in files), strict=True):
+    for (key, value), other in zip(*(file.configuration.items() for file in files), strict=True):
         yield f"{key + ':':20s} {value:>20s}  vs  {other[1]:>20s}"
-    there = {(*_MODEL(row), row["size"]): row for row in others if row["size"] != NO_DDP}
+    by_key = {(*_MODEL(row), row["size"]): row for row in others if row["size"] != NO_DDP}
     for (model, batch), of_model in groupby(rows, _MODEL):
         head = f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(PERCENTS_OF_DIFF)
         yield from ("", f"Benchmark: {model} with batch size {batch}", "", " " * 10 + head)
-        for row in (row for row in of_model if (model, batch, row["size"]) in there):
+        for row in (row for row in of_model if (model, batch, row["size"]) in by_key):
             cells = ""
             for p in PERCENTS_OF_DIFF:
-                before, after = (one[f"p{p}_s"] for one in (row, there[model, batch, row["size"]]))
+                before, after = (one[f"p{p}_s"] for one in (row, by_key[model, batch, row["size"]]))
                 share = -100 * ((after - before) / before)  # as in diff.py, also for the sign of 0
                 cells += f"  p{p:02d}: {after:8.3f}s {int(batch / after):7d}/s {share:+8.1f}%"
             yield f"{row['gpus']:>4d} {files[0].devices}:{cells}"
@@ -250,8 +254,8 @@ class PytorchDdp(Suite):
         add("--models", "M1,M2", several(image_model), "torchvision models", models)
         add("--batch", "N", number, "images per GPU", 32)
         add("--image-size", "PIXELS", number, "", 224)
-        told = "bucket_cap_mb to compare with 25 MiB at every size, such as 1,5,10,50,100"
-        add("--bucket-sizes", "MB,MB", several(_variant), told)
+        explanation = "bucket_cap_mb to compare with 25 MiB at every size, such as 1,5,10,50,100"
+        add("--bucket-sizes", "MB,MB", several(_variant), explanation)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each model: one GPU without DDP; with it 1, 2, 4 … of a node, then whole nodes."""
@@ -262,7 +266,8 @@ class PytorchDdp(Suite):
         arms = [Arm("ddp", size, batch, variant=variant) for variant in variants for size in sizes]
         families = (ImageFamily(model, arguments.image_size, "contiguous") for model in arguments.models)
         studies = (
-            nodes.study(Workload(one.model, one, "fp32", batch), [Arm("alone", 1, batch), *arms]) for one in families
+            nodes.study(Workload(family.model, family, "fp32", batch), [Arm("alone", 1, batch), *arms])
+            for family in families
         )
         return nodes.plan(studies, survey=not nodes.is_cpu)  # which has the topology
 
@@ -273,11 +278,11 @@ class PytorchDdp(Suite):
         machine is measured on the first GPUs of the first machine.
         """
         plan, versions, files, rows = measured.plan, measured.versions, dict[str, Any](), list[Row]()
-        links = [one.topology for one in measured.evidence.surveys.values()]
-        told: list[Block] = [Section("nvidia-smi topo -m", [Listing(one)]) for one in links[:1] if one]
+        links = [survey.topology for survey in measured.evidence.surveys.values()]
+        more: list[Block] = [Section("nvidia-smi topo -m", [Listing(topology)]) for topology in links[:1] if topology]
         usual, findings, is_cpu = None, list[str](), plan.device_type == "cpu"
         for variant in dict.fromkeys(arm.variant for arm in plan.studies[0].arms[1:]):
-            models = [*filter(None, (_benchmark(measured, one, variant) for one in plan.studies))]
+            models = [*filter(None, (_benchmark(measured, study, variant) for study in plan.studies))]
             if not models:
                 continue
             bucket, is_usual = variant.bucket_cap_mb or USUAL_BUCKET_CAP_MB, variant == AS_THERE
@@ -288,10 +293,10 @@ class PytorchDdp(Suite):
             files[FILE_NAME if is_usual else f"pytorch-ddp-bucket-{bucket:g}.json"] = file
             of_file = results_of_file(file, measured.confidence, usual)
             usual = usual or file
-            findings, told = findings or [*of_file.findings], [*told, *of_file.more]
+            findings, more = findings or [*of_file.findings], [*more, *of_file.more]
             rows += [row for row in of_file.tables[0].rows if is_usual or row["size"] != NO_DDP]
         table = Rows("pytorch-ddp", "", _COLUMNS, rows, 4, drawn=_DRAWN)
-        return Results("PyTorch's DDP benchmark", findings, [table], measured.problems(), more=told, files=files)
+        return Results("PyTorch's DDP benchmark", findings, [table], measured.problems(), more=more, files=files)
 
 
 def _variant(text: str) -> Variant:
@@ -305,9 +310,9 @@ def _benchmark(measured: MeasuredSuite, study: Study, variant: Variant) -> DdpBe
     for arm in (arm for arm in study.arms if arm.kind == "alone" or arm.variant == variant):
         of = groups(measured.evidence.columns, study.id, (arm,), measured.plan.layout)
         steps_s: Iterable[Any] = of.at(0).reading(STEP_S).astype(np.float64) if of.places else ()
-        if rounds := [some for one in steps_s if (some := one[:, ~np.isnan(one).any(axis=0)]).size]:
+        if rounds := [some for block_s in steps_s if (some := block_s[:, ~np.isnan(block_s).any(axis=0)]).size]:
             steps = tuple(np.concatenate(rounds, axis=1).ravel().tolist())
-            counts = tuple(one.shape[1] for one in rounds)
+            counts = tuple(of_round.shape[1] for of_round in rounds)
             results.append(DdpBenchmarkResult(tuple(range(arm.world_size)), steps, counts))
         elif arm.kind == "alone":
             return None

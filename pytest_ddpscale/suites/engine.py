@@ -24,7 +24,7 @@ import numpy as np
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.metrics import Arms, merged
-from pytest_ddpscale.judge.stats import Found, estimate_of, t_quantile
+from pytest_ddpscale.judge.stats import Estimate, estimate_of, t_quantile
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import Metric, Scale
@@ -40,7 +40,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Ending, RunRecord
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.session.evidence import EvidenceSource
-from pytest_ddpscale.session.open import Machine, Site, Subject, look, thresholds_path
+from pytest_ddpscale.session.open import Machine, Site, Subject, resolve_machine, thresholds_path
 from pytest_ddpscale.settings import (
     AUTO,
     OF_ANY_RUN,
@@ -123,17 +123,20 @@ class MeasuredSuite:
     def complete(self, study: Study, arm: Arm) -> ArmRounds:
         """The rounds of an arm that all nodes have."""
         layout = self.plan.layout
-        there = merged(self.evidence.columns, study.id, arm, layout)
+        rounds = merged(self.evidence.columns, study.id, arm, layout)
         ranks = arm.world_size * (layout.nodes if layout.judged_by_node([arm]) else 1)
-        return there.of(there.present.sum(axis=1) == ranks)
+        return rounds.of(rounds.present.sum(axis=1) == ranks)
 
     def paces(self, study: Study, *arms: Arm) -> FloatArray:
         """Samples per second and GPU of arms in the rounds that all of them have, (arms, rounds)."""
         return np.stack(
-            [one.samples_per_s_per_gpu for one in Arms([self.complete(study, arm) for arm in arms], 1).paired.arms]
+            [
+                of_arm.samples_per_s_per_gpu
+                for of_arm in Arms([self.complete(study, arm) for arm in arms], 1).paired.arms
+            ]
         )
 
-    def throughput(self, study: Study, arm: Arm, *baseline: Arm) -> Found | None:
+    def throughput(self, study: Study, arm: Arm, *baseline: Arm) -> Estimate | None:
         """Samples per second and GPU of an arm, at the slowest rank's pace, or over those of another in the same
         rounds.
 
@@ -141,11 +144,11 @@ class MeasuredSuite:
         """
         return self.estimated(np.divide.reduce(self.paces(study, arm, *baseline)))
 
-    def value(self, metric: Metric, study: Study, world_size: int) -> Found | None:
+    def value(self, metric: Metric, study: Study, world_size: int) -> Estimate | None:
         """A metric of a study's workload; None without a round that all nodes have."""
         return self.estimated(samples_of(Question(metric, study.workload, world_size), self.evidence), metric.scale)
 
-    def estimated(self, values: FloatArray, scale: Scale = "factors") -> Found | None:
+    def estimated(self, values: FloatArray, scale: Scale = "factors") -> Estimate | None:
         """Value and interval of rounds; None without a round."""
         return estimate_of(values, scale, self.confidence) if len(values) else None
 
@@ -161,13 +164,13 @@ class MeasuredSuite:
 
     def problems(self) -> list[str]:
         """Why studies are missing or rest on fewer rounds than planned."""
-        found = []
+        problems = []
         for study in self.plan.studies:
             rounds, why = self.paces(study, *study.arms).shape[1], self.why_missing(study.id)
             if why or not rounds:
                 so_far = f"{study.workload.name}: {rounds} of {study.rounds} rounds"
-                found.append(f"{so_far}: {why}" if why else so_far)
-        return found
+                problems.append(f"{so_far}: {why}" if why else so_far)
+        return problems
 
 
 class Suite(ABC):
@@ -234,17 +237,17 @@ class SuiteSource(EvidenceSource):
         if run is None:
             super()._open()
             # Even if the run is killed, its reports can be made.
-            said = {"suite": self._suite.name, "confidence": self.subject.settings.confidence}
-            self.measured_run.write_json(self.measured_run.suite_json, said)
+            recorded = {"suite": self._suite.name, "confidence": self.subject.settings.confidence}
+            self.measured_run.write_json(self.measured_run.suite_json, recorded)
             return
         self.go_on(run)
-        begun, said = run.read_plan(), run.read_suite()
+        begun, recorded = run.read_plan(), run.read_suite()
         is_begun = {*first.timed, *first.training_runs} <= {*begun.timed, *begun.training_runs}
-        if said.get("suite") != self._suite.name or not is_begun:
+        if recorded.get("suite") != self._suite.name or not is_begun:
             expected = "the command and options that it was begun with"
             raise OptionError("--ddp-resume", f"{run.path} measures something else", expected)
         super()._open()
-        run.write_json(run.suite_json, said | {"confidence": self.subject.settings.confidence})
+        run.write_json(run.suite_json, recorded | {"confidence": self.subject.settings.confidence})
 
     def measure_and_report(self) -> int:
         """Measure the plan, then a further plan from its results, and report, also if it fails. Returns the exit code.
@@ -260,7 +263,7 @@ class SuiteSource(EvidenceSource):
                 self.measure(self._progress(self.plan_to_measure))
             more, is_first = None, len(self.plan.study_ids) == len(self._first.study_ids)
             if is_first and not self.writing_problem:
-                more = self._suite.further(self._arguments, self._nodes, suite_told(self.measured_run)[1])
+                more = self._suite.further(self._arguments, self._nodes, recorded_suite(self.measured_run)[1])
             if more is not None:
                 self.measured_run.write_json(self.measured_run.plan_json, self.plan.joined(more))
                 self._launch(more, self._progress(more))
@@ -297,19 +300,19 @@ def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
     site = Site(settings, Path.cwd(), Path.cwd(), tuple(sys.argv))
     thresholds = load_thresholds(thresholds_path(site), of_earlier_run=settings.resume is not None)
     sku = AUTO if settings.gpu_sku == AUTO else thresholds.sku_name(settings.gpu_sku)
-    return SuiteNodes(*look(site, thresholds, sku))
+    return SuiteNodes(*resolve_machine(site, thresholds, sku))
 
 
-def suite_told(run: RunDirectory) -> tuple[Suite, MeasuredSuite]:
+def recorded_suite(run: RunDirectory) -> tuple[Suite, MeasuredSuite]:
     """The suite that a run directory is of, and what it holds. Raises BadInput."""
-    said = run.read_suite()
-    suite = read_value(str(run.suite_json), str(said.get("suite")), suite_of)
-    return suite, MeasuredSuite(read_evidence(run), said.get("confidence", 0.95), run.read_run())
+    recorded = run.read_suite()
+    suite = read_value(str(run.suite_json), str(recorded.get("suite")), suite_of)
+    return suite, MeasuredSuite(read_evidence(run), recorded.get("confidence", 0.95), run.read_run())
 
 
 def report_suite(run: RunDirectory) -> int:
     """Make a suite's reports from its run directory. Returns the exit code. Raises BadInput, OSError."""
-    return tell(run, *suite_told(run))
+    return tell(run, *recorded_suite(run))
 
 
 def tell(run: RunDirectory, suite: Suite, measured: MeasuredSuite) -> int:
@@ -317,45 +320,45 @@ def tell(run: RunDirectory, suite: Suite, measured: MeasuredSuite) -> int:
 
     Raises OSError.
     """
-    found, confidence = suite.results(measured), measured.confidence
+    results, confidence = suite.results(measured), measured.confidence
     if measured.plan.device_type == "cpu":
-        found = replace(found, what=f"{found.what}, on a CPU", mark=ON_CPU)
+        results = replace(results, what=f"{results.what}, on a CPU", mark=ON_CPU)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(*found.lines(confidence, columns), sep="\n")
+    print(*results.lines(confidence, columns), sep="\n")
     values = {
-        "schema_version": 2, "suite": suite.name, "headline": found.headline, "problems": found.problems,
-        "failures": found.failures, "confidence": confidence,
-        "tables": {rows.name: rows.json() for rows in found.tables},
+        "schema_version": 2, "suite": suite.name, "headline": results.headline, "problems": results.problems,
+        "failures": results.failures, "confidence": confidence,
+        "tables": {rows.name: rows.json() for rows in results.tables},
     }  # fmt: skip
-    for name, content in {run.suite_json.name: values, **found.files}.items():
+    for name, content in {run.suite_json.name: values, **results.files}.items():
         run.write_json(run.path / name, content)
-    for rows in found.tables:
+    for rows in results.tables:
         write_atomically(run.path / f"{rows.name}.csv", rows.csv())
-    if lost := next((one.caption for one in found.drawn if not one.svg), ""):
+    if lost := next((picture.caption for picture in results.drawn if not picture.svg), ""):
         print(f"figures {lost}")
     else:
-        write_pngs(found.drawn, run.plots)
+        write_pngs(results.drawn, run.plots)
     facts = facts_of(suite.name, measured.record, measured.evidence.gangs, measured.versions)
-    blocks = found.blocks(confidence, facts)
+    blocks = results.blocks(confidence, facts)
     write_atomically(run.path / "report.md", markdown_page(blocks))
-    write_atomically(run.path / "report.html", html_page(found.headline, blocks))
+    write_atomically(run.path / "report.html", html_page(results.headline, blocks))
     print(f"report: {run.path / 'report.html'}")
-    return int(bool(found.problems or found.failures))
+    return int(bool(results.problems or results.failures))
 
 
-def mean_estimate(values: Sequence[float], confidence: float) -> Found:
+def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
     """Mean and two-sided Student-t interval of independent rounds (Student 1908), one value per round.
 
     For numbers of rounds that were fixed beforehand; a single one has no interval.
     """
     mean = fmean(values)
     if len(values) < 2:
-        return Found(mean, None)
+        return Estimate(mean, None)
     reach = t_quantile(0.5 + confidence / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return Found(mean, (mean - reach, mean + reach))
+    return Estimate(mean, (mean - reach, mean + reach))
 
 
-def geometric_mean_estimate(values: Sequence[float], confidence: float) -> Found:
+def geometric_mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
     """`mean_estimate` of the logarithms: the right mean for ratios and rates."""
     value, interval = mean_estimate([math.log(value) for value in values], confidence)
-    return Found(math.exp(value), interval and (math.exp(interval[0]), math.exp(interval[1])))
+    return Estimate(math.exp(value), interval and (math.exp(interval[0]), math.exp(interval[1])))

@@ -60,12 +60,13 @@ class Factors(Suite):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for the values of each factor."""
-        told, models = "the first is the centre, where others stay", "vgg16,squeezenet1_0,alexnet,resnet18,densenet121"
-        add, each = adder(parser), several(number)
-        add("--batches", "N,N", each, f"images per GPU, {told}", "1024,64,128,256,512")
-        add("--models", "M,M", several(image_model), f"frozen, {told}", models)
-        add("--hidden-sizes", "H,H", each,
-            f"width of the classifier's two hidden layers, {told}", "4096,2048,1024")  # fmt: skip
+        explanation = "the first is the centre, where others stay"
+        models = "vgg16,squeezenet1_0,alexnet,resnet18,densenet121"
+        add, several_numbers = adder(parser), several(number)
+        add("--batches", "N,N", several_numbers, f"images per GPU, {explanation}", "1024,64,128,256,512")
+        add("--models", "M,M", several(image_model), f"frozen, {explanation}", models)
+        add("--hidden-sizes", "H,H", several_numbers,
+            f"width of the classifier's two hidden layers, {explanation}", "4096,2048,1024")  # fmt: skip
         add("--world-sizes", "K,K", numbers, "the largest is the centre; default: each up to 4")
         add_feature_weights(parser)
         add_images(parser)
@@ -84,22 +85,23 @@ class Factors(Suite):
             for frozen in [on_features(arguments, model, width)]
         )  # fmt: skip
         return nodes.plan(
-            nodes.study(one, [
-                Arm(kind, size, one.batch_size) for size in (sizes[-1:] if at else sizes) for kind in ("no_sync", "ddp")
+            nodes.study(workload, [
+                Arm(kind, size, workload.batch_size)
+                for size in (sizes[-1:] if at else sizes) for kind in ("no_sync", "ddp")
             ])
-            for at, one in enumerate(workloads)
+            for at, workload in enumerate(workloads)
         )  # fmt: skip
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each factor and value; the centre has one in each factor that is swept."""
         centre, rows = measured.plan.studies[0], by_factor(_rows(measured))
-        shares = [found.value for row in rows if (found := row["communication_share"])]
+        shares = [share.value for row in rows if (share := row["communication_share"])]
         ranks, of = max(arm.world_size for arm in centre.arms), centre.workload
-        what = f"{of.family.model}, frozen, batch {of.batch_size}, {ranks} ranks"
+        title = f"{of.family.model}, frozen, batch {of.batch_size}, {ranks} ranks"
         findings = [f"communication up to {percent(max(shares), 1)} of a step"] if shares else []
         drawn = Drawn("Time of a step by factor", "factor", ("computation_ms", "communication_ms"))
         table = Rows("factors", "By factor", _COLUMNS, rows, 2, _NOTES, drawn)
-        return Results(what, findings, [table], measured.problems())
+        return Results(title, findings, [table], measured.problems())
 
 
 def _rows(measured: MeasuredSuite) -> Iterator[Row]:
@@ -118,13 +120,13 @@ def _rows(measured: MeasuredSuite) -> Iterator[Row]:
 def by_factor(rows: Iterable[Row]) -> list[Row]:
     """Rows of each factor with at least two values; the first row, the centre, is in each."""
     centre, *others = rows
-    found: dict[str, list[Row]] = {}
+    by_name: dict[str, list[Row]] = {}
     for factor, key in FACTORS.items():
-        there = [centre, *(row for row in others if row[key] != centre[key])]
+        compared = [centre, *(row for row in others if row[key] != centre[key])]
         others = [row for row in others if row[key] == centre[key]]
-        found[factor] = [{"factor": factor, "value": row[key], **row} for row in there]
-    swept = [same for same in found.values() if len(same) > 1]
-    return [row for same in swept or [found["world size"]] for row in same]
+        by_name[factor] = [{"factor": factor, "value": row[key], **row} for row in compared]
+    swept = [same for same in by_name.values() if len(same) > 1]
+    return [row for same in swept or [by_name["world size"]] for row in same]
 
 
 def data_moved(parameters: int, batch: int, ranks: int) -> float:

@@ -67,10 +67,10 @@ class Inference(Suite):
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each batch and number of ranks at once."""
         plan, rows = measured.plan, list[Row]()
-        asked = {_PACE: INFERENCE_THROUGHPUT} | {f"p{p}_ms": one for p, one in INFERENCE_LATENCIES.items()}
-        for study, arm in [(one, arm) for one in plan.studies for arm in one.arms]:
+        metrics = {_PACE: INFERENCE_THROUGHPUT} | {f"p{p}_ms": metric for p, metric in INFERENCE_LATENCIES.items()}
+        for study, arm in [(planned, arm) for planned in plan.studies for arm in planned.arms]:
             ranks = arm.world_size
-            values = {key: measured.value(metric, study, ranks) for key, metric in asked.items()}
+            values = {key: measured.value(metric, study, ranks) for key, metric in metrics.items()}
             if pace := values[_PACE]:
                 rows.append({
                     "batch": arm.batch_size, "ranks": ranks, **values, "samples_per_s": ranks * pace.value,
@@ -79,12 +79,12 @@ class Inference(Suite):
         columns = [
             Column("batch", "Batch"), Column("ranks", "Ranks at once"),
             Column(_PACE, f"{rate} per {plan.device}", better=1), Column("samples_per_s", f"Total {rate}"),
-            *(Column(f"p{one}_ms", f"p{one} ms", better=-1) for one in INFERENCE_LATENCIES),
+            *(Column(f"p{percentile}_ms", f"p{percentile} ms", better=-1) for percentile in INFERENCE_LATENCIES),
         ]  # fmt: skip
         drawn = Drawn(f"Throughput per {plan.device} by batch", "batch", (_PACE,), by="ranks")
         table = Rows("inference", "By batch", columns, rows, 2, _NOTES, drawn)
-        what = f"Inference of {of.family.model} in {of.precision}"
-        return Results(what, [*findings_of(rows, f"{rate} per {plan.device}")], [table], measured.problems())
+        title = f"Inference of {of.family.model} in {of.precision}"
+        return Results(title, [*findings_of(rows, f"{rate} per {plan.device}")], [table], measured.problems())
 
 
 def findings_of(rows: Sequence[Row], unit: str) -> Iterator[str]:
@@ -96,7 +96,7 @@ def findings_of(rows: Sequence[Row], unit: str) -> Iterator[str]:
         yield f"{paces[best].value:.4g} {unit} ({ranks} at once, batch {best})"
     if len(paces) > 1:
         least = SATURATED * (paces[best].interval or paces[best])[0]
-        at = next(batch for batch, one in paces.items() if (one.interval or one[:1])[-1] >= least)
+        at = next(batch for batch, pace in paces.items() if (pace.interval or pace[:1])[-1] >= least)
         yield "throughput still grows at the largest batch" if at == max(paces) else f"saturated from batch {at} on"
 
 
@@ -134,7 +134,7 @@ class DataParallel(Inference):
         notes = [*_OF_SPLIT, *["nn.DataParallel needs two GPUs: not measured."] * (plan.device_type == "cpu")]
         table = Rows("data-parallel", "By batch", columns, rows, 2, notes, drawn)
         of, devices = plan.studies[0].workload, plan.studies[0].arms[-1].world_size
-        what = f"Inference of {of.family.model} in {of.precision} by one process on {devices} devices"
+        title = f"Inference of {of.family.model} in {of.precision} by one process on {devices} devices"
         compared = sorted((row for row in rows if row.get("to_ranks")), key=lambda row: row["to_ranks"].value)
         findings = [
             f"at best {cell(row['to_ranks'], _RATIO)} a rank on each ({row['way']}, batch {row['batch']})"
@@ -144,7 +144,7 @@ class DataParallel(Inference):
             replace(table, name=key, drawn=replace(drawn, title=f"{word} of a pass by batch", ys=(key,)))
             for word, key in (("Computation", "computation_ms"), ("Communication", "communication_ms"))
         ]
-        return Results(what, findings, [table], measured.problems(), pictures=times)
+        return Results(title, findings, [table], measured.problems(), pictures=times)
 
 
 def _split_rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
@@ -153,9 +153,9 @@ def _split_rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
         return np.asarray(measured.paces(study, *arms) * [[arm.world_size] for arm in arms])
 
     by_kind = {arm.kind: arm for arm in study.arms}
-    for arm in (one for one in study.arms if one.kind != "parallel_apply"):
-        way, pace = WAYS.get(arm.kind) or count_text(arm.world_size, "rank"), measured.estimated(paces(arm)[0])
-        row: dict[str, Any] = {"batch": study.workload.batch_size, "way": way, "samples_per_s": pace}
+    for arm in (arm for arm in study.arms if arm.kind != "parallel_apply"):
+        method, pace = WAYS.get(arm.kind) or count_text(arm.world_size, "rank"), measured.estimated(paces(arm)[0])
+        row: dict[str, Any] = {"batch": study.workload.batch_size, "way": method, "samples_per_s": pace}
         if arm.kind in WAYS:
             row["to_ranks"] = measured.estimated(np.divide(*paces(arm, study.arms[-1])))
             of_pass, computing = 1000 * arm.batch_size / paces(arm, by_kind["parallel_apply"])

@@ -56,12 +56,12 @@ class InputPipeline(Suite):
         workload = image_workload(arguments, nodes, arguments.batch, num_classes=num_classes)
         variants = [Variant(data="synthetic")]
         variants += [
-            Variant(workers=one, prefetch=ahead or None, pin_memory=None if is_pinned else False)
-            for one in arguments.workers
-            for ahead in (arguments.prefetch if one else [0])  # without workers there is no read-ahead
+            Variant(workers=workers, prefetch=ahead or None, pin_memory=None if is_pinned else False)
+            for workers in arguments.workers
+            for ahead in (arguments.prefetch if workers else [0])  # without workers there is no read-ahead
             for is_pinned in arguments.pin_memory
         ]
-        arms = [Arm("ddp", nodes.world_size, arguments.batch, variant=one) for one in variants]
+        arms = [Arm("ddp", nodes.world_size, arguments.batch, variant=variant) for variant in variants]
         return nodes.plan([nodes.study(replace(workload, data=data), arms)])
 
     def results(self, measured: MeasuredSuite) -> Results:
@@ -79,16 +79,16 @@ class InputPipeline(Suite):
         ]  # fmt: skip
         drawn = Drawn("Throughput by loader settings", "data", ("samples_per_s_per_gpu",))
         table = Rows("input-pipeline", "Loading", columns, rows, notes=_NOTES, drawn=drawn)
-        what = f"{study.workload.family.model} in {study.workload.precision} on {study.workload.data_kind} images"
-        return Results(what, [finding] * bool(rows[1:]), [table], measured.problems())
+        title = f"{study.workload.family.model} in {study.workload.precision} on {study.workload.data_kind} images"
+        return Results(title, [finding] * bool(rows[1:]), [table], measured.problems())
 
 
 def _rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
-    pace = {arm: found for arm in study.arms if (found := measured.throughput(study, arm)) is not None}
+    pace = {arm: estimate for arm in study.arms if (estimate := measured.throughput(study, arm)) is not None}
     synthetic, *loaded = study.arms
     fastest = max(loaded, key=lambda arm: pace[arm].value if arm in pace else 0.0)
-    for arm, found in pace.items():
-        row: dict[str, Any] = {"data": arm.variant.name, "samples_per_s_per_gpu": found}
+    for arm, estimate in pace.items():
+        row: dict[str, Any] = {"data": arm.variant.name, "samples_per_s_per_gpu": estimate}
         if arm is not synthetic:
             rounds = measured.complete(study, arm)
             row["efficiency"] = measured.throughput(study, arm, synthetic)
@@ -99,5 +99,7 @@ def _rows(measured: MeasuredSuite, study: Study) -> Iterator[Row]:
 
 def recommended(rows: Sequence[Row]) -> Row | None:
     """The first setting, of those with the fewest workers, that is shown to reach `WORTH` of the fastest."""
-    there = (row for row in rows if (found := row.get("to_fastest")) and found.interval and found.interval[0] >= WORTH)
-    return next(there, None)
+    sufficient = (
+        row for row in rows if (gain := row.get("to_fastest")) and gain.interval and gain.interval[0] >= WORTH
+    )
+    return next(sufficient, None)

@@ -55,8 +55,8 @@ def above_zero(text: str) -> float:
 
 def one_factor(*values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     """All combinations that differ from the first values, the centre, in at most one place; the centre first."""
-    every = [*product(*values)]
-    return (one for one in every if sum(map(ne, one, every[0])) < 2)
+    combinations = [*product(*values)]
+    return (one for one in combinations if sum(map(ne, one, combinations[0])) < 2)
 
 
 def image_model(text: str) -> str:
@@ -81,8 +81,8 @@ def add_images(parser: argparse.ArgumentParser, pixels: int | None = 224, precis
 
 def add_feature_weights(parser: argparse.ArgumentParser) -> None:
     """Add the option for pretrained weights."""
-    told = "folder on each node with torchvision's MODEL.pth for frozen models; default: random weights"
-    adder(parser)("--feature-weights", "DIR", lambda text: Path(text).absolute(), told)
+    explanation = "folder on each node with torchvision's MODEL.pth for frozen models; default: random weights"
+    adder(parser)("--feature-weights", "DIR", lambda text: Path(text).absolute(), explanation)
 
 
 def on_features(arguments: argparse.Namespace, model: str, width: int) -> dict[str, Any]:
@@ -111,10 +111,10 @@ def image_workload(
     return Workload((name or f"{model}-{precision}-batch-{batch}").replace("_", "-"), family, precision, batch)
 
 
-def at_most(option: str, asked: int, most: int) -> None:
+def at_most(option: str, value: int, most: int) -> None:
     """Refuse more ranks than can be used. Raises OptionError."""
-    if asked > most:
-        raise OptionError(option, f"found {asked}, but {most} can be used", f"at most {most}")
+    if value > most:
+        raise OptionError(option, f"found {value}, but {most} can be used", f"at most {most}")
 
 
 def folder_data(arguments: argparse.Namespace, nodes: SuiteNodes) -> tuple[ImageFolderData, int]:
@@ -149,7 +149,7 @@ def workloads_of(arguments: argparse.Namespace, sku: Sku, device_type: DeviceTyp
         kind = family_of(model)
         if kind is None:
             raise OptionError("--model", f"found {model!r}", known_models())
-        alike = next((one for one in sku.workloads.values() if one.family.model == model), None)
+        alike = next((workload for workload in sku.workloads.values() if workload.family.model == model), None)
         if alike is None:
             alike = Workload("", kind.usual(model, is_cpu=device_type == "cpu"), precision, 1)
         name = f"{model}-{precision}".replace("_", "-")

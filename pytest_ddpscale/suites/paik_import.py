@@ -93,7 +93,7 @@ class PaikResult(Struct):
     def __post_init__(self) -> None:
         if self.global_batch_size != self.batch_size_per_gpu * self.world_size:
             raise ValueError("global_batch_size is not batch_size_per_gpu x world_size")
-        if [one.rank for one in self.per_rank] != [*range(self.world_size)]:
+        if [rank.rank for rank in self.per_rank] != [*range(self.world_size)]:
             raise ValueError("per_rank does not hold all ranks in order")
 
     @property
@@ -112,23 +112,23 @@ class PaikResult(Struct):
             Place(f"{UNKNOWN_HOST}-{node}" if node else UNKNOWN_HOST, local_rank, f"unknown-{rank}")
             for rank in range(self.world_size) for node, local_rank in [divmod(rank, ranks_per_node)]
         )  # fmt: skip
-        return GangRecord(gang=number, ranks=tuple(Rank(place=one, device_name=self.device_name) for one in places))
+        return GangRecord(gang=number, ranks=tuple(Rank(place=place, device_name=self.device_name) for place in places))
 
     def block(self, study: str, arm: str, gang: int) -> Block:
         """All steps of all ranks as one block; its readings are columns with a value for each rank."""
-        ranks, seconds = self.per_rank, [one.mean_step_sec * one.n_steps for one in self.per_rank]
-        percents, watts = ([one.sampled(name) for one in ranks] for name in ("gpu_activity_pct", "power_w"))
+        ranks, seconds = self.per_rank, [rank.mean_step_sec * rank.n_steps for rank in self.per_rank]
+        percents, watts = ([rank.sampled(name) for rank in ranks] for name in ("gpu_activity_pct", "power_w"))
         readings: dict[str, Value | tuple[Value, ...]] = {
-            "step_stdev_s": column(one.stdev_step_sec if one.n_steps > 1 else None for one in ranks),
-            "step_p95_s": column(one.p95_step_sec for one in ranks),
+            "step_stdev_s": column(rank.stdev_step_sec if rank.n_steps > 1 else None for rank in ranks),
+            "step_p95_s": column(rank.p95_step_sec for rank in ranks),
             "energy_j": column(power and power * taken_s for power, taken_s in zip(watts, seconds, strict=True)),
             "utilization": column(percent and percent / 100 for percent in percents),
-            "peak_memory_bytes": column(round(one.peak_mem_gb * 2**30) for one in ranks),
+            "peak_memory_bytes": column(round(rank.peak_mem_gb * 2**30) for rank in ranks),
             "single_sample": True,
         }
         return Block(
             study=study, arm=arm, round=0, gang=gang, ranks=tuple(range(self.world_size)), began_unix_s=0.0,
-            count=column(one.n_steps for one in ranks), work=float(self.batch_size_per_gpu),
+            count=column(rank.n_steps for rank in ranks), work=float(self.batch_size_per_gpu),
             # Not the wall time: the tool's throughput is the batch over the mean step.
             seconds=column(seconds),
             readings={name: value for name, value in readings.items() if value is not None},
@@ -206,17 +206,17 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
     return run
 
 
-def _sku_name(files: list[PaikResult], asked: str | None, thresholds: Thresholds) -> str:
-    """The SKU that all files come from; `asked` is its name, an alias, or None. Files of two SKUs are refused."""
+def _sku_name(files: list[PaikResult], wanted: str | None, thresholds: Thresholds) -> str:
+    """The SKU that all files come from; `wanted` is its name, an alias, or None. Files of two SKUs are refused."""
     devices = dict.fromkeys(file.device_name for file in files)
     # Driver versions name the same GPU differently; its SKU matches all the names.
-    found = [
+    matching = [
         name for name, sku in thresholds.skus.items()
         if all(sku.detect.name and is_named(device, sku.detect.name) for device in devices)
     ]  # fmt: skip
-    possible = found or ([] if len(devices) > 1 else [*thresholds.skus])
-    name = thresholds.canonical_name(asked) if asked else ", ".join(found)
+    possible = matching or ([] if len(devices) > 1 else [*thresholds.skus])
+    name = thresholds.canonical_name(wanted) if wanted else ", ".join(matching)
     if name not in possible:
         expected = f"one of {', '.join(possible)}" if possible else "results of one GPU model"
-        raise SkuError("--gpu-sku", f"found {asked or 'none'} for results of {', '.join(devices)}", expected)
+        raise SkuError("--gpu-sku", f"found {wanted or 'none'} for results of {', '.join(devices)}", expected)
     return name

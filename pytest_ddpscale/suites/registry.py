@@ -31,7 +31,7 @@ def suite_of(name: str) -> Any:
     if name not in SUITES:
         raise ValueError(f"a suite of this version: {', '.join(SUITES)}")
     module = import_module(f"pytest_ddpscale.suites.{SUITES[name][0]}")
-    return next(one for one in vars(module).values() if getattr(one, "name", "") == name)()
+    return next(member for member in vars(module).values() if getattr(member, "name", "") == name)()
 
 
 def add_suite(commands: Commands) -> None:
@@ -40,7 +40,7 @@ def add_suite(commands: Commands) -> None:
         "suite", help="measure collectives, inference, input pipeline, whole training runs and others"
     )
     names = command.add_subparsers(metavar="SUITE")
-    for name, (_, told) in SUITES.items():
-        parser = (commands if name == TUNE else names).add_parser(name, help=told)
+    for name, (_, explanation) in SUITES.items():
+        parser = (commands if name == TUNE else names).add_parser(name, help=explanation)
         assert isinstance(parser, CommandParser)  # as is its parent
         parser.later = lambda parser, name=name: suite_of(name).add_to(parser)

@@ -1,6 +1,6 @@
 """What a suite found: rows of named columns. Its table, CSV, JSON and picture follow from them, and so does its report.
 
-A cell is a text, a number, None, or a number with its interval (`Found`).
+A cell is a text, a number, None, or a number with its interval (`Estimate`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, TypeAlias
 
-from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.report.charts import About, BarRow, Curve, LineAxes, Point, bars, curves
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.words.verdicts import headline_of
@@ -94,15 +94,15 @@ class Rows:
 
     def named(self, row: Row) -> str:
         """The name of a row."""
-        return ", ".join(cell(row.get(one.key), one.form) for one in self.columns[: self.names])
+        return ", ".join(cell(row.get(column.key), column.form) for column in self.columns[: self.names])
 
     def shown(self, interval: str) -> Table:
         """The table; `interval` is the title of intervals."""
-        there = [one for one in self.columns if any(one.key in row for row in self.rows)]
+        filled = [column for column in self.columns if any(column.key in row for row in self.rows)]
         parts = [
-            (title, [write(row.get(one.key), one.form) for row in self.rows])
-            for one in there for title, write in ((one.title, cell), (interval, ends))
-            if write is cell or any(isinstance(row.get(one.key), Found) for row in self.rows)
+            (title, [write(row.get(column.key), column.form) for row in self.rows])
+            for column in filled for title, write in ((column.title, cell), (interval, ends))
+            if write is cell or any(isinstance(row.get(column.key), Estimate) for row in self.rows)
         ]  # fmt: skip
         rows = zip(*(cells for _, cells in parts), strict=True)
         return Table([title for title, _ in parts], [*rows], names=self.names)
@@ -116,11 +116,11 @@ class Rows:
         """CSV, with the ends of an interval in columns of their own."""
         parts = dict[str, list[Any]]()
         for key in self.keys:
-            cells = [found(row.get(key)) for row in self.rows]
-            parts[key] = [one.value for one in cells]
-            if any(isinstance(row.get(key), Found) for row in self.rows):
+            cells = [as_estimate(row.get(key)) for row in self.rows]
+            parts[key] = [estimate.value for estimate in cells]
+            if any(isinstance(row.get(key), Estimate) for row in self.rows):
                 for end, name in enumerate(("low", "high")):
-                    parts[f"{key}_{name}"] = [one.interval and one.interval[end] for one in cells]
+                    parts[f"{key}_{name}"] = [estimate.interval and estimate.interval[end] for estimate in cells]
         return csv_text(parts, zip(*parts.values(), strict=True))
 
     def json(self) -> list[dict[str, Any]]:
@@ -129,37 +129,39 @@ class Rows:
 
     def picture(self, mark: str = "") -> Picture | None:
         """The rows as `drawn`, with a warning; None if they are too few."""
-        told, columns = self.drawn, {column.key: column for column in self.columns}
-        if told is None or not self.rows:
+        form, columns = self.drawn, {column.key: column for column in self.columns}
+        if form is None or not self.rows:
             return None
-        about, series, x = About(self.name, told.title, mark=mark), dict[str, list[Point]](), columns[told.x]
-        ys = [columns[key] for key in told.ys]
+        about, series, x = About(self.name, form.title, mark=mark), dict[str, list[Point]](), columns[form.x]
+        ys = [columns[key] for key in form.ys]
         if isinstance(self.rows[0][x.key], str):
             # Noise may make a difference negative, of which no bar can be a part.
             rows, least = list[BarRow](), 0.0 if ys[1:] else -math.inf
-            for row in (row for row in self.rows if all(row.get(key) is not None for key in told.ys)):
-                parts = [(one.title, max(least, found(row[one.key]).value - told.base)) for one in ys]
-                said = " + ".join(cell(row[one.key], one.form) for one in ys)
-                rows.append(BarRow(self.named(row), parts, said, None if ys[1:] else found(row[told.ys[0]]).interval))
-            return bars(about, " + ".join(one.title for one in ys), rows, base=told.base)
+            for row in (row for row in self.rows if all(row.get(key) is not None for key in form.ys)):
+                parts = [(column.title, max(least, as_estimate(row[column.key]).value - form.base)) for column in ys]
+                text = " + ".join(cell(row[column.key], column.form) for column in ys)
+                rows.append(
+                    BarRow(self.named(row), parts, text, None if ys[1:] else as_estimate(row[form.ys[0]]).interval)
+                )
+            return bars(about, " + ".join(column.title for column in ys), rows, base=form.base)
         for row in sorted(self.rows, key=lambda row: row[x.key]):
-            for key in (key for key in told.ys if row.get(key) is not None):
-                name = cell(row[told.by]) if told.by else columns[key].title
-                point = Point(row[x.key], *found(row[key]))
+            for key in (key for key in form.ys if row.get(key) is not None):
+                name = cell(row[form.by]) if form.by else columns[key].title
+                point = Point(row[x.key], *as_estimate(row[key]))
                 series.setdefault(name, []).append(point)
-        axes = {"x_is_log": True, "x_name": lambda value: cell(value, x.form), **told.axes}
+        axes = {"x_is_log": True, "x_name": lambda value: cell(value, x.form), **form.axes}
         drawn = {"": [Curve(*one) for one in series.items()]}
         return curves(about, LineAxes(x.title, ys[0].title, **axes), drawn)
 
 
-def found(value: Any) -> Found:
+def as_estimate(value: Any) -> Estimate:
     """A cell with its interval, if it has one."""
-    return value if isinstance(value, Found) else Found(value, None)
+    return value if isinstance(value, Estimate) else Estimate(value, None)
 
 
 def cell(value: Any, form: Form = "{:.4g}") -> str:
     """A cell as text; a dash for None."""
-    number = found(value).value
+    number = as_estimate(value).value
     if number is None or isinstance(number, str):
         return ABSENT if number is None else number
     if callable(form):
@@ -170,18 +172,18 @@ def cell(value: Any, form: Form = "{:.4g}") -> str:
 
 def ends(value: Any, form: Form = "{:.4g}") -> str:
     """The interval of a cell as text; a dash without one."""
-    return " … ".join(cell(end, form) for end in found(value).interval or ()) or ABSENT
+    return " … ".join(cell(end, form) for end in as_estimate(value).interval or ()) or ABSENT
 
 
 def cell_with_ends(value: Any, form: Form = "{:.4g}") -> str:
     """A cell with its interval, if it has one, in brackets."""
-    limits = f" ({ends(value, form)})" if found(value).interval else ""
+    limits = f" ({ends(value, form)})" if as_estimate(value).interval else ""
     return cell(value, form) + limits
 
 
 def json_value(value: Any) -> Any:
     """A cell in JSON, which has no infinity."""
-    if not isinstance(value, Found):
+    if not isinstance(value, Estimate):
         return value
     interval = value.interval and [end if math.isfinite(end) else None for end in value.interval]
     return {"value": value.value, "interval": interval}
@@ -221,17 +223,17 @@ class Results:
     @cached_property
     def drawn(self) -> list[Picture]:
         """All pictures."""
-        every = (rows.picture(self.mark) for rows in (*self.tables, *self.pictures))
-        return [one for one in every if one is not None]
+        pictures = (rows.picture(self.mark) for rows in (*self.tables, *self.pictures))
+        return [picture for picture in pictures if picture is not None]
 
     def blocks(self, confidence: float, facts: Table | None = None) -> list[Block]:
         """What a terminal shows, of an error its first line; with facts, what report.md and report.html say."""
         interval = f"{100 * confidence:g} % interval"
         parts = [
-            Section(one.title, [*map(Line, one.notes), one.shown(interval)])
-            for one in self.tables if one.rows and one.title
+            Section(table.title, [*map(Line, table.notes), table.shown(interval)])
+            for table in self.tables if table.rows and table.title
         ]  # fmt: skip
-        problems = self.problems if facts else [headline_of(one) for one in self.problems]
+        problems = self.problems if facts else [headline_of(problem) for problem in self.problems]
         wrong = (Section("Not as required", [bullets(self.failures)]), Section("Not measured", [bullets(problems)]))
         headline, figures = Headline(self.headline), Section("Figures", self.drawn)
         if facts is None:
@@ -248,8 +250,8 @@ def facts_of(suite: str, record: RunRecord, gangs: Any, versions: Mapping[str, s
     hosts = [f"{host} ({len(ranks)})" for host, ranks in ranks_by_host(gangs).items()]
     facts = {
         "Suite": suite, "SKU": record.sku, "Hosts": first_few(hosts, 8), "Began": f"{record.began:%Y-%m-%d %H:%M} UTC",
-        **{name.capitalize(): said for name, said in record.noted.items()},
+        **{name.capitalize(): text for name, text in record.noted.items()},
         "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "Command": shlex.join(record.argv),
     }  # fmt: skip
-    return fact_table([one for one in facts.items() if one[1]])
+    return fact_table([fact for fact in facts.items() if fact[1]])

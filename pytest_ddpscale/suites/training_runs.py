@@ -97,8 +97,8 @@ class WholeRun(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a run for each data set and world size, one data set after the other."""
-        sets = [*(read_set("folder", one) for one in arguments.folder)] or [*map(made_set, arguments.made)]
-        if len({one.name for one in sets}) < len(sets):
+        sets = [*(read_set("folder", folder) for folder in arguments.folder)] or [*map(made_set, arguments.made)]
+        if len({samples.name for samples in sets}) < len(sets):
             raise OptionError("--folder", "two data sets have the same name", "another name for each")
         sizes, options = sizes_of(arguments, nodes), {
             "compile_mode": arguments.compile, "loader_workers": arguments.workers,
@@ -107,7 +107,10 @@ class WholeRun(Suite):
             # Of the largest size.
             "most_s": arguments.at_most_time_to_train, "least_accuracy": arguments.at_least_accuracy,
         }  # fmt: skip
-        runs = (planned_runs(arguments, nodes, arguments.model, one, one.name, sizes, {}, **options) for one in sets)
+        runs = (
+            planned_runs(arguments, nodes, arguments.model, samples, samples.name, sizes, {}, **options)
+            for samples in sets
+        )
         return nodes.plan((), training_runs=tuple(chain(*runs)), launches=arguments.launches)
 
     def results(self, measured: MeasuredSuite) -> Results:
@@ -115,21 +118,21 @@ class WholeRun(Suite):
         runs, rate, device = trained_runs(measured), f"{measured.plan.unit}/s", measured.plan.device
         of, notes = runs[0].run, [_SIZES, *notes_of(runs)]
         required, sizes, best = list[Row](), list[Row](), list[str]()
-        for name, same in groupby(runs, lambda one: one.run.name):
+        for name, same in groupby(runs, lambda trained: trained.run.name):
             of_name = [*same]
-            if rows := sizes_of_set(one.row for one in of_name):
+            if rows := sizes_of_set(trained.row for trained in of_name):
                 sizes += rows
-                notes += [f"{name}: {said}." for said in sweet_spots(rows, device, of.deadline_s)]
+                notes += [f"{name}: {sentence}." for sentence in sweet_spots(rows, device, of.deadline_s)]
                 fastest = min(rows, key=itemgetter("complete_s"))
                 best.append(f"{name} {cell(fastest['complete_s'])} s on {fastest['ranks']}")
             required += _required(of_name, measured.confidence)
         epochs = [
             {
-                "run": one.run.id, "epoch": epoch.epoch + 1, "samples_per_s": epoch.samples_per_s,
+                "run": trained.run.id, "epoch": epoch.epoch + 1, "samples_per_s": epoch.samples_per_s,
                 "loss": epoch.mean_loss, "accuracy": epoch.accuracy,
                 "validation_samples_per_s": epoch.validation_samples_per_s,
             }
-            for one in runs for epoch in one.epochs
+            for trained in runs for epoch in trained.epochs
         ]  # fmt: skip
         run, accuracy = Column("run", "Run"), Column("accuracy", "Accuracy", "{:.1%}")
         complete, per_s = Column("complete_s", "Complete s"), Column("samples_per_s", rate)
@@ -152,25 +155,25 @@ class WholeRun(Suite):
             # Shown only if the table above lacks some, such as of one epoch or of further launches.
             Rows("runs", "Runs" * (len(sizes) < len(runs)), [
                 run, complete, Column("unexplained", "Unexplained", "{:.2%}"), per_s, accuracy,
-            ], [one.row for one in runs]),
+            ], [trained.row for trained in runs]),
             Rows("epochs", "Epochs", [
                 run, Column("epoch", "Epoch"), Column("samples_per_s", f"Training {rate}"),
                 Column("loss", "Mean loss"), accuracy, Column("validation_samples_per_s", f"Validation {rate}"),
             ], epochs, 2),
         ]  # fmt: skip
-        failures = [wrong for one in runs for wrong in one.wrongs] + [
+        failures = [wrong for trained in runs for wrong in trained.wrongs] + [
             f"{row['run']}: {row['metric']} {cell(row['value'])}, {row['outcome']}; the bound is {row['bound']:g}"
             for row in required if row["outcome"] != "passed"
         ]  # fmt: skip
-        what = f"Whole runs of {of.workload.family.model} in {of.workload.precision}, {of.epochs} epochs"
+        title = f"Whole runs of {of.workload.family.model} in {of.workload.precision}, {of.epochs} epochs"
         findings = [f"complete time at best {first_few(best)}"] * bool(best)
-        return Results(what, findings, tables, [*problems_of(measured, runs)], failures, pictures=[spent])
+        return Results(title, findings, tables, [*problems_of(measured, runs)], failures, pictures=[spent])
 
 
 def sizes_of_set(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """A row for each size of a data set with a throughput, of launches the median by complete time."""
-    there = sorted((row for row in rows if row.get("samples_per_s")), key=itemgetter("ranks", "complete_s"))
-    of_size = ([*same] for _, same in groupby(there, itemgetter("ranks")))
+    measured = sorted((row for row in rows if row.get("samples_per_s")), key=itemgetter("ranks", "complete_s"))
+    of_size = ([*same] for _, same in groupby(measured, itemgetter("ranks")))
     return scaling_rows(launches[(len(launches) - 1) // 2] for launches in of_size)
 
 
@@ -180,14 +183,14 @@ def _required(runs: Sequence[Trained], confidence: float) -> Iterator[Row]:
     A pass needs all launches, complete, valid and with a checkpoint, and the whole interval beyond the bound.
     """
     of = runs[-1].run
-    launches = [one for one in runs if one.run.world_size == of.world_size]
-    is_sound = all(one.row.get("checkpoint_problem") == "" and not one.wrongs for one in launches)
+    launches = [trained for trained in runs if trained.run.world_size == of.world_size]
+    is_sound = all(trained.row.get("checkpoint_problem") == "" and not trained.wrongs for trained in launches)
     for metric, key, bound, side in (
         ("time_to_train", "complete_s", of.most_s, -1), ("validation_accuracy", "accuracy", of.least_accuracy, 1)
     ):  # fmt: skip
         if bound is None:
             continue
-        value = mean_estimate([one.row[key] for one in launches], confidence) if is_sound else None
+        value = mean_estimate([trained.row[key] for trained in launches], confidence) if is_sound else None
         sides = {side * (end - bound) >= 0 for end in value.interval or [value.value]} if value else ()
         outcomes = {(): "not measured", (True,): "passed", (False,): "failed"}
         outcome = outcomes.get((*sides,), "inconclusive")
@@ -220,14 +223,14 @@ def read_set(kind: DataKind, folder: Path) -> SampleSet:
 
     path, of_any = folder.expanduser().absolute(), ImageFamily("resnet50", num_classes=10**6)
     try:
-        found = [
+        splits = [
             read_mnist(path, split)[1] if kind == "mnist" else read_samples(str(path), split, of_any)
             for split in get_args(Split)
         ]
     except ValueError as error:
         raise OptionError(f"--{kind}", str(error)) from None
-    train, validation = map(len, found)
-    return SampleSet(kind, path.name, train, validation, getattr(found[0], "classes", CLASSES), str(path))
+    train, validation = map(len, splits)
+    return SampleSet(kind, path.name, train, validation, getattr(splits[0], "classes", CLASSES), str(path))
 
 
 def sizes_of(arguments: argparse.Namespace, nodes: SuiteNodes) -> list[int]:
@@ -248,17 +251,17 @@ def planned_runs(
     Raises:
         OptionError: a size does not fit the nodes or the data.
     """
-    asked, per_node = getattr(arguments, "global_batch", None), nodes.ranks_per_node
+    global_batch, per_node = getattr(arguments, "global_batch", None), nodes.ranks_per_node
     rate = arguments.lr or LEARNING_RATES[arguments.optimizer]
     for size in sizes:
         if size > per_node and size % per_node:
             found = f"found {size}, which does not fill whole nodes of {per_node} ranks"
             raise OptionError("--ranks", found, f"at most {per_node}, or a multiple of it")
-        batch, uneven = divmod(asked or arguments.batch * size, size)
+        batch, uneven = divmod(global_batch or arguments.batch * size, size)
         if uneven:
-            raise OptionError("--global-batch", f"found {asked} for {size} ranks", f"a multiple of {size}")
+            raise OptionError("--global-batch", f"found {global_batch} for {size} ranks", f"a multiple of {size}")
         workload = image_workload(arguments, nodes, batch, model=model, name=name, num_classes=samples.classes, **of)
-        scaled = rate if asked else rate * size ** RULES[arguments.lr_rule]
+        scaled = rate if global_batch else rate * size ** RULES[arguments.lr_rule]
         try:
             run = TrainingRun(
                 name, workload, samples, -(-size // per_node), min(size, per_node), arguments.epochs,
@@ -288,7 +291,7 @@ class Trained(NamedTuple):
 
 def trained_runs(measured: MeasuredSuite) -> list[Trained]:
     """All planned runs. `run/consistent.py` refuses lines that contradict each other or the plan."""
-    found = []
+    trained = []
     for run in measured.plan.training_runs:
         lines = [line for line in measured.evidence.training if line.study == run.id]
         last: dict[type, Any] = {type(line): line for line in lines}
@@ -302,8 +305,8 @@ def trained_runs(measured: MeasuredSuite) -> list[Trained]:
             end = last[TrainedRun]
             row |= _measured(run, epochs, end, last[LaunchTime].seconds)
             wrongs = _wrongs(run, row, [rank.parameters_checksum for rank in end.ranks])
-        found.append(Trained(run, epochs, row, wrongs))
-    return found
+        trained.append(Trained(run, epochs, row, wrongs))
+    return trained
 
 
 def _measured(run: TrainingRun, epochs: Sequence[TrainedEpoch], end: TrainedRun, outer_s: float) -> dict[str, Any]:
@@ -369,6 +372,6 @@ def notes_of(runs: Sequence[Trained]) -> Iterator[str]:
         f"{of.compile_mode}, DDP at every size, {of.optimizer}, learning-rate rule {of.rule}, seed {of.seed} and "
         f"{_SEEDS} more each launch."
     )
-    for samples in dict.fromkeys(one.run.samples for one in runs):
+    for samples in dict.fromkeys(trained.run.samples for trained in runs):
         numbers = f"{samples.train_samples} images to train, {samples.validation_samples} to validate"
         yield f"{samples.name}: {numbers}, {samples.classes} classes."

@@ -23,7 +23,7 @@ import numpy as np
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families.image import MemoryFormat
-from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.plan.arm import USUAL, Arm, CommunicationHook, CompileMode, Variant
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
@@ -127,13 +127,13 @@ class Tune(Suite):
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan the first launch: a study of two arms for each setting."""
         rounds = nodes.settings.rounds or (nodes.pace.rounds if nodes.is_cpu else ROUNDS_ON_GPUS)
-        studies = (one for one in _studies(arguments, nodes, rounds) if len(one.arms) > 1)
+        studies = (study for study in _studies(arguments, nodes, rounds) if len(study.arms) > 1)
         return nodes.plan(studies, launches=LAUNCHES)
 
     def further(self, arguments: argparse.Namespace, nodes: SuiteNodes, measured: MeasuredSuite) -> Plan | None:
         """Plan further launches for apparent gains and environment variables."""
         again = [replace(study, rounds=FEWEST_ROUNDS) for study in promising(measured)]
-        alone = [one for one in _studies(arguments, nodes, FEWEST_ROUNDS) if len(one.arms) < 2]
+        alone = [study for study in _studies(arguments, nodes, FEWEST_ROUNDS) if len(study.arms) < 2]
         again += alone if len(alone) > 1 else []
         # Reverse the order in every other launch, so that no gang always follows the same one.
         studies = [replace(one, launch=n) for n in range(2, LAUNCHES + 1) for one in (again if n % 2 else again[::-1])]
@@ -160,7 +160,7 @@ def settings_of(text: str, workload: Workload) -> list[Setting]:
     Raises:
         ValueError: a word is not a setting; the message names it and what is expected.
     """
-    batch, found = workload.batch_size, list[Setting]()
+    batch, settings = workload.batch_size, list[Setting]()
     own = vars(USUAL) | {
         "precision": workload.precision, "memory_format": workload.family.memory_format, BATCH: batch,
         "compile": "default" if workload.compile else "no",
@@ -180,15 +180,15 @@ def settings_of(text: str, workload: Workload) -> list[Setting]:
             )
         for value in values.split(","):
             if is_variable:
-                found.append((USUAL, ((name, value),)))
+                settings.append((USUAL, ((name, value),)))
                 continue
             try:
                 read: Any = relative[value] if name == BATCH and value in relative else _PARSERS[name](value)
             except ValueError as error:
                 raise ValueError(f"{name} as {error}, not {value!r}") from None
             if read != own[name]:
-                found.append((Variant(**{name: read}), ()))
-    return [*dict.fromkeys(found)]
+                settings.append((Variant(**{name: read}), ()))
+    return [*dict.fromkeys(settings)]
 
 
 @cache
@@ -196,10 +196,10 @@ def nccl_variables() -> frozenset[str]:
     """Names in the NCCL that torch brings, which ignores unknown variables in silence; none if it brings no NCCL."""
     torch = find_spec("torch")
     folder = Path(torch.origin).parents[1] if torch and torch.origin else Path()
-    libraries = (one.read_bytes() for one in folder.glob("nvidia/nccl/lib/libnccl.so*"))
-    found = {name.decode() for one in libraries for name in re.findall(rb"\0(NCCL_[A-Z0-9_]+)(?=\0)", one)}
+    libraries = (library.read_bytes() for library in folder.glob("nvidia/nccl/lib/libnccl.so*"))
+    names = {name.decode() for library in libraries for name in re.findall(rb"\0(NCCL_[A-Z0-9_]+)(?=\0)", library)}
     # Of a word, such as NCCL_P2P, most are other names.
-    return frozenset(name for name in found if name.count("_") > 1 or name in OF_A_WORD)
+    return frozenset(name for name in names if name.count("_") > 1 or name in OF_A_WORD)
 
 
 def _studies(arguments: argparse.Namespace, nodes: SuiteNodes, rounds: int) -> list[Study]:
@@ -221,14 +221,14 @@ def _studies(arguments: argparse.Namespace, nodes: SuiteNodes, rounds: int) -> l
         of_pass = variant.batch_size or workload.batch_size
         usual = Arm("ddp", nodes.world_size, workload.batch_size)
         arms = dict.fromkeys((usual, replace(usual, batch_size=of_pass * variant.accumulation_steps, variant=variant)))
-        found = nodes.study(workload, arms, rounds, environment=environment)
-        return replace(found, workload=replace(workload, name=f"{workload.name}+{setting_of(found) or 'usual'}"))
+        planned = nodes.study(workload, arms, rounds, environment=environment)
+        return replace(planned, workload=replace(workload, name=f"{workload.name}+{setting_of(planned) or 'usual'}"))
 
     usual = USUAL_SETTINGS[device_type] + USUAL_OF_DATA[bool(arguments.folder)]
-    asked = usual if arguments.tried is None else arguments.tried
-    studies = read_value("--try", asked, lambda text: [study(*one) for one in settings_of(text, workload)])
+    settings = usual if arguments.tried is None else arguments.tried
+    studies = read_value("--try", settings, lambda text: [study(*setting) for setting in settings_of(text, workload)])
     if not studies:
-        raise OptionError("--try", f"found {asked!r}", "a setting that the workload does not have already")
+        raise OptionError("--try", f"found {settings!r}", "a setting that the workload does not have already")
     return [study(USUAL, ()), *studies]
 
 
@@ -239,8 +239,8 @@ def setting_of(study: Study) -> str:
 
 def promising(measured: MeasuredSuite) -> list[Study]:
     """Studies of the first launch with a gain worth a change, to be measured again."""
-    studies = [one for one in measured.plan.studies if one.launch == 1]
-    return [one for one in studies if _says(measured.throughput(one, *one.arms[::-1]), True) == FASTER]
+    studies = [study for study in measured.plan.studies if study.launch == 1]
+    return [study for study in studies if _says(measured.throughput(study, *study.arms[::-1]), True) == FASTER]
 
 
 def tried_settings(measured: MeasuredSuite) -> list[Row]:
@@ -249,7 +249,7 @@ def tried_settings(measured: MeasuredSuite) -> list[Row]:
     The intervals of all confirmed settings hold together with the requested confidence (Bonferroni). Other launches
     than these decided which settings to confirm.
     """
-    of_setting, found = defaultdict[str, list[Study]](list), list[dict[str, Any]]()
+    of_setting, rows = defaultdict[str, list[Study]](list), list[dict[str, Any]]()
     for study in measured.plan.studies:
         of_setting[setting_of(study)].append(study)
     usual = {study.launch: study for study in of_setting.pop("", ())}
@@ -258,18 +258,18 @@ def tried_settings(measured: MeasuredSuite) -> list[Row]:
         first, further = studies[0], None
         screened = measured.throughput(first, *first.arms[::-1]) if first.launch == 1 else None
         ratios = [_launch_ratio(measured, study, usual) for study in studies if study.launch > 1]
-        there = [ratio for ratio in ratios if ratio is not None]
-        if len(there) > 2:
-            further = geometric_mean_estimate(there, 1 - (1 - measured.confidence) / again)
+        known = [ratio for ratio in ratios if ratio is not None]
+        if len(known) > 2:
+            further = geometric_mean_estimate(known, 1 - (1 - measured.confidence) / again)
         says = _says(further or screened, further is not None)
-        if any(measured.why_missing(one.id) for one in studies):
+        if any(measured.why_missing(study.id) for study in studies):
             says = "not measured"
-        found.append({
+        rows.append({
             "setting": setting, "ratio": further or screened, "first_launch": screened, "further_launches": further,
             "says": says, "note": _note(first, measured.plan.device_type), "paste": _paste(first),
             "is_recommended": says == FASTER and not first.arms[-1].variant.uneven_share,
         })  # fmt: skip
-    return sorted(found, key=lambda row: (row["says"] != FASTER, -(row["further_launches"] or [0.0])[0]))
+    return sorted(rows, key=lambda row: (row["says"] != FASTER, -(row["further_launches"] or [0.0])[0]))
 
 
 def _launch_ratio(measured: MeasuredSuite, study: Study, usual: Mapping[int, Study]) -> float | None:
@@ -281,12 +281,12 @@ def _launch_ratio(measured: MeasuredSuite, study: Study, usual: Mapping[int, Stu
     return float(np.exp(logs[1] - logs[0])) if len(logs) == 2 else None
 
 
-def _says(found: Found | None, is_confirmed: bool) -> str:
-    if found is None or found.interval is None:
+def _says(gain: Estimate | None, is_confirmed: bool) -> str:
+    if gain is None or gain.interval is None:
         return "too few rounds"
-    low, high = found.interval
+    low, high = gain.interval
     if low > 1 and is_confirmed:
-        return FASTER if found.value >= 1 + WORTH else f"{FASTER} by less than {100 * WORTH:g} %"
+        return FASTER if gain.value >= 1 + WORTH else f"{FASTER} by less than {100 * WORTH:g} %"
     return "slower" if high < 1 else "no difference shown"
 
 
@@ -306,5 +306,5 @@ def _paste(study: Study) -> str:
     name, _, value = setting.partition("=")
     if study.environment:
         return f"export {shlex.quote(setting)}"
-    told = _PASTE.get(setting) or _PASTE.get(name, "DistributedDataParallel(model, {name}={value})")
-    return told.format(name=name, value=value)
+    line = _PASTE.get(setting) or _PASTE.get(name, "DistributedDataParallel(model, {name}={value})")
+    return line.format(name=name, value=value)

@@ -68,7 +68,9 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "compute_mode": lambda mode: COMPUTE_MODES[mode] if mode < len(COMPUTE_MODES) else f"mode {mode}",
     "memory_bytes": lambda memory: int(memory.total),
     "memory_used_bytes": lambda memory: int(possible(memory.used, 0, memory.total)),
-    "processes": lambda found: tuple(GpuProcess(one.pid, command_of(one.pid), one.usedGpuMemory) for one in found),
+    "processes": lambda found: tuple(
+        GpuProcess(process.pid, command_of(process.pid), process.usedGpuMemory) for process in found
+    ),
     **dict.fromkeys(("mig_enabled", "ecc_enabled"), lambda modes: bool(modes[0])),  # the second is after a reset
     "retired_pages_pending": bool,
     "remapped_rows": lambda rows: RemappedRows(rows[1], *map(bool, rows[2:])),
@@ -162,8 +164,8 @@ def _answer(reading: str, *subject: Any) -> Any:
         if function not in _OLDER:
             raise
         answer = getattr(pynvml, _OLDER[function])(*arguments)
-    found = _READ[reading](answer) if reading in _READ else answer
-    return possible(found, *POSSIBLE[reading]) if reading in POSSIBLE else found
+    value = _READ[reading](answer) if reading in _READ else answer
+    return possible(value, *POSSIBLE[reading]) if reading in POSSIBLE else value
 
 
 def command_of(pid: int, proc: Path = Path("/proc")) -> str:
@@ -244,27 +246,27 @@ def read_gpus(host: str, about_to: Callable[[int], None] = lambda index: None) -
     Returns:
         The GPUs in PCI bus order. `SurveyedGpu.is_visible` is False for one that a cgroup withholds from this process.
     """
-    found = Survey(host, time.time(), versions=dict.fromkeys(("driver", "cuda_driver")))
+    survey = Survey(host, time.time(), versions=dict.fromkeys(("driver", "cuda_driver")))
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
         # The library is missing, or what is there is empty, damaged or of another architecture.
-        here = [str(path) for one in _LIBRARY_FOLDERS if (path := Path(one, "libnvidia-ml.so.1")).exists()]
-        problem = f"{here[0]} cannot be loaded: damaged, or of another architecture" if here else ""
-        return replace(found, has_driver=bool(here), driver_problem=problem)
+        libraries = [str(path) for folder in _LIBRARY_FOLDERS if (path := Path(folder, "libnvidia-ml.so.1")).exists()]
+        problem = f"{libraries[0]} cannot be loaded: damaged, or of another architecture" if libraries else ""
+        return replace(survey, has_driver=bool(libraries), driver_problem=problem)
     except pynvml.NVMLError_DriverNotLoaded:
-        return found
+        return survey
     except pynvml.NVMLError as error:
-        return replace(found, has_driver=True, driver_problem=str(error))
+        return replace(survey, has_driver=True, driver_problem=str(error))
     try:
         system = NvmlCalls()
-        versions = {name: system.ask(name) for name in found.versions}
+        versions = {name: system.ask(name) for name in survey.versions}
         count, gpus = system.ask("count"), []
         for index in range(count or 0):
             about_to(index)
             gpus.append(_gpu(index))
         problem = system.reasons.get("count", "")
-        return replace(found, has_driver=True, driver_problem=problem, versions=versions, gpus=tuple(gpus))
+        return replace(survey, has_driver=True, driver_problem=problem, versions=versions, gpus=tuple(gpus))
     finally:
         with contextlib.suppress(pynvml.NVMLError):  # the driver may have died meanwhile
             pynvml.nvmlShutdown()
@@ -282,12 +284,12 @@ def _gpu(index: int) -> SurveyedGpu:
     names: dict[str, Any] = {reading: gpu.ask(reading) or "" for reading in _NAMES}
     # A GPU that cannot be identified cannot be used.
     unnamed = next((f"{_QUESTIONS[reading][0]} fails ({why})" for reading, why in gpu.reasons.items()), "")
-    found: dict[str, Any] = {reading: gpu.ask(reading) for reading in _READINGS}
+    readings: dict[str, Any] = {reading: gpu.ask(reading) for reading in _READINGS}
     links, reasons = gpu.ask("nvlinks", _states_of_links), gpu.ask("throttle_reasons")
     return SurveyedGpu(
         index,
         **names,
-        **found,
+        **readings,
         throttle_reasons=None if reasons is None else reasons_of(reasons),
         nvlinks=None if links is None else len(links),
         nvlinks_active=None if links is None else sum(map(bool, links)),

@@ -102,14 +102,16 @@ class SampledGpu:
         """(time, value) of the possible samples in the driver's buffer that are new. Raises ValueError if none is."""
         (kind, unit), (least, most) = BUFFERS[reading], POSSIBLE[reading]
         try:
-            type_of_value, found = pynvml.nvmlDeviceGetSamples(handle, kind, self._seen_us[reading])
+            type_of_value, samples = pynvml.nvmlDeviceGetSamples(handle, kind, self._seen_us[reading])
         except pynvml.NVMLError_NotFound:
             return []
-        told = [(one.timeStamp, getattr(one.sampleValue, _VALUE_MEMBERS[type_of_value]) / unit) for one in found]
-        sound = sorted((time_us, value) for time_us, value in told if least <= value <= most)
+        values = [
+            (sample.timeStamp, getattr(sample.sampleValue, _VALUE_MEMBERS[type_of_value]) / unit) for sample in samples
+        ]
+        sound = sorted((time_us, value) for time_us, value in values if least <= value <= most)
         self._seen_us[reading] = max([self._seen_us[reading], *(time_us for time_us, _ in sound)])
-        if told and not sound:
-            possible(told[-1][1], least, most)
+        if values and not sound:
+            possible(values[-1][1], least, most)
         return [(time_us / 1e6, value) for time_us, value in sound]
 
     def _sm_activity(self, handle: Any) -> list[tuple[float, float]]:

@@ -174,30 +174,32 @@ class GpuLog:
         window: dict[str, Any] = {"started_unix_s": start_s, "ended_unix_s": end_s, "lost": newest.lost}
         if problem := problem or newest.reasons.get("device", ""):
             return GpuReadings(**window, unreadable={"device": problem})
-        found: dict[str, Any] = {"idle_power_w": self.idle_power_w, "energy_j": self._energy_j(start_s, end_s)}
+        readings: dict[str, Any] = {"idle_power_w": self.idle_power_w, "energy_j": self._energy_j(start_s, end_s)}
         for reading, join in _JOINS.items():
             values = [value for _, value in self._within(reading, start_s, end_s)]
-            found[reading] = join(values) if values else None
+            readings[reading] = join(values) if values else None
         for reading in ("power_limit_w", "sm_clock_max_mhz"):  # which rarely change: the latest value
-            found[reading] = self._series[reading][-1][1] if self._series[reading] else None
+            readings[reading] = self._series[reading][-1][1] if self._series[reading] else None
         is_begun = bool(self._within("polls", -math.inf, start_s))
         for reading in _ERRORS:
             before, total = self._counted.get(reading, math.inf), newest.values.get(reading, -math.inf)
-            found[reading] = round(total - before) if is_begun and total >= before else None
+            readings[reading] = round(total - before) if is_begun and total >= before else None
             self._counted |= {reading: total} if tells_errors and reading in newest.values else {}
         why = {"idle_power_w": "the GPU was never idle before the first window"} | newest.reasons
-        missing = [reading for reading, value in found.items() if value is None]
+        missing = [reading for reading, value in readings.items() if value is None]
         unreadable = {name: why.get(name) or why.get(f"{name} samples", "no sample in the window") for name in missing}
         low = [value < HARDLY_BUSY for _, value in self._within("utilization", start_s, end_s)]
-        power_w = found["power_w"] if found["energy_j"] is None else found["energy_j"] / (end_s - start_s)
-        drawn = [math.nan if one is None else one for one in (power_w, found["power_limit_w"], found["sm_activity"])]
+        power_w = readings["power_w"] if readings["energy_j"] is None else readings["energy_j"] / (end_s - start_s)
+        drawn = [
+            math.nan if one is None else one for one in (power_w, readings["power_limit_w"], readings["sm_activity"])
+        ]
         if low and contradicts(sum(low) / len(low), *drawn):
-            unreadable["utilization"] = why_not_idle(found["utilization"], *drawn)
-            found["utilization"] = None
+            unreadable["utilization"] = why_not_idle(readings["utilization"], *drawn)
+            readings["utilization"] = None
         polls = len(self._within("polls", start_s, end_s))
         for series in self._series.values():
             del series[: bisect_left(series, (start_s - KEEP_S,))]
-        return GpuReadings(**window, polls=polls, **found, unreadable=unreadable)
+        return GpuReadings(**window, polls=polls, **readings, unreadable=unreadable)
 
     def _energy_j(self, start_s: float, end_s: float) -> float | None:
         """Of the window at the mean power between its first and its last poll, because power jumps at its edges."""

@@ -75,8 +75,8 @@ class Case:
     def question(self) -> Question:
         """The measurement needed to judge it."""
         requirement = self.requirement
-        asked = requirement.definition, self.workload, self.world_size, requirement.placement
-        return Question(*asked, requirement.one_gpu)
+        key = requirement.definition, self.workload, self.world_size, requirement.placement
+        return Question(*key, requirement.one_gpu)
 
     @property
     def constant(self) -> float:
@@ -142,7 +142,10 @@ def json_of(cases: Iterable[AnyCase]) -> tuple[dict[str, Any], ...]:
 def cases_of(requirements: Iterable[dict[str, Any]]) -> list[AnyCase]:
     """The requirements from their JSON. Raises ValueError if it is of another form."""
     as_case = partial(convert, type=Case, dec_hook=read_family)
-    return [as_case(one) if "workload" in one else convert(one, NodeCase) for one in requirements]
+    return [
+        as_case(requirement) if "workload" in requirement else convert(requirement, NodeCase)
+        for requirement in requirements
+    ]
 
 
 def device_type(sku: Sku) -> DeviceType:
@@ -160,39 +163,42 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
             on a single node, and those that need several ranks on a node with one rank.
     """
     sku = file.thresholds.skus[sku_name]
-    what = "ranks" if device_type(sku) == "cpu" else "GPUs"
-    found: list[AnyCase] = []
-    for one in sku.requirements:
-        size, definition, ranks = one.world_size, one.definition, layout.ranks_in(one.world_size)
-        if ranks is None or ranks < definition.minimum_world_size or not _has_peers(one, ranks, layout):
+    unit = "ranks" if device_type(sku) == "cpu" else "GPUs"
+    cases: list[AnyCase] = []
+    for requirement in sku.requirements:
+        size, definition = requirement.world_size, requirement.definition
+        ranks = layout.ranks_in(size)
+        if ranks is None or ranks < definition.minimum_world_size or not _has_peers(requirement, ranks, layout):
             continue
-        is_number = isinstance(size, int) and one.placement == "packed" and layout.nodes > 1
+        is_number = isinstance(size, int) and requirement.placement == "packed" and layout.nodes > 1
         is_beyond_node = is_number and ranks > layout.ranks_per_node
         if is_beyond_node and sku.beyond_node == "dropped":
             continue
-        missing = f"needs {size} {what} on one node; a node has {layout.ranks_per_node} here"
+        missing = f"needs {size} {unit} on one node; a node has {layout.ranks_per_node} here"
         shared: dict[str, Any] = {
-            "name": _name(sku, one),
-            "where": one.where,
+            "name": _name(sku, requirement),
+            "where": requirement.where,
             "missing": missing if is_beyond_node else "",
             "peers": sku.peers,
             "environment": sku.environment,
         }
         if definition.subject != "workload":
-            probe = Arm(one.probe, ranks) if one.probe else None
+            probe = Arm(requirement.probe, ranks) if requirement.probe else None
             peak = None  # of links, too, because a collective's bandwidth depends on its algorithm
             if sku.peak and probe and not definition.compares_places:
                 kind, precision = probe.operation.kind, probe.operation.precision
                 peak = sku.peak.tflops(precision) if precision and precision != "fp8" else None
                 peak = sku.peak.memory_bandwidth_gbps if kind == "memory-copy" else peak
-            found.append(NodeCase(one, expected=node_expectation(sku), probe=probe, peak=peak, **shared))
+            cases.append(NodeCase(requirement, expected=node_expectation(sku), probe=probe, peak=peak, **shared))
             continue
-        workload = sku.workloads[one.workload]
-        reference, source = file.thresholds.reference_throughput(one) if one.versus else (None, Source())
+        workload = sku.workloads[requirement.workload]
+        reference, source = (
+            file.thresholds.reference_throughput(requirement) if requirement.versus else (None, Source())
+        )
         floors = [r.bound for r in sku.requirements if r.key()[:3] == (THROUGHPUT_PER_GPU.name, workload.name, 1)]
-        found.append(
+        cases.append(
             Case(
-                one,
+                requirement,
                 ranks,
                 workload,
                 reference_samples_per_s=reference,
@@ -202,7 +208,7 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
                 **shared,
             )
         )
-    return found
+    return cases
 
 
 def _has_peers(requirement: Requirement, ranks: int, layout: Layout) -> bool:
@@ -251,14 +257,14 @@ def _name(sku: Sku, requirement: Requirement) -> str:
 def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Sequence[Question] = ()) -> Plan:
     """Fill an empty plan with the cases, with the measurements that they need, and with further questions."""
     others = [case for case in cases if isinstance(case, NodeCase)]
-    asked = [case.probe for case in others if case.probe is not None]
+    wanted = [case.probe for case in others if case.probe is not None]
     checks = [case.requirement.check for case in others if case.requirement.check]
     questions = [*(case.question for case in training_cases(cases)), *more]
     empty = replace(empty, survey=bool(checks), requirements=json_of(cases))
     paced = [case for case in training_cases(cases) if case.requirement.definition is THROUGHPUT_PER_GPU]
     rejecting = [case.workload for case in paced if case.requirement.severity == "fail"]
     stretched = rejecting or [case.workload for case in paced]
-    plan = build_plan(empty, questions, pace, asked, stretched)
+    plan = build_plan(empty, questions, pace, wanted, stretched)
     # Checks under load need every rank to compute or communicate.
     read = {NODE_CHECKS[name].reads for name in checks}
     layout, probes = plan.layout, plan.probes.arms if plan.probes else ()
@@ -274,7 +280,7 @@ def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Seque
     load = [Arm("matmul-fp16" if empty.device_type == "cuda" else "matmul-fp32")]
     if (ranks := empty.ranks_per_node or 1) > 1:
         load.append(Arm("all-reduce-32mib", ranks))
-    return build_plan(empty, questions, pace, [*asked, *load], stretched)
+    return build_plan(empty, questions, pace, [*wanted, *load], stretched)
 
 
 def node_expectation(sku: Sku) -> NodeExpectation:
@@ -302,6 +308,6 @@ def expected_by(plan: Plan, expected: NodeExpectation) -> NodeExpectation:
         expected,
         gpus_per_node=plan.layout.ranks_per_node,
         gpus_installed=max(expected.gpus_installed, plan.gpus_asked or 0),
-        precisions=frozenset(one for one in get_args(Precision) if one in used),
+        precisions=frozenset(precision for precision in get_args(Precision) if precision in used),
         crosses_nodes=not all(map(plan.fits_nodes, plan.study_ids)),
     )

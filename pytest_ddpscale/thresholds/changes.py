@@ -24,9 +24,9 @@ class BoundChange:
     @property
     def either(self) -> Requirement:
         """The present requirement, or the former one if it was removed."""
-        found = self.now or self.was
-        assert found is not None
-        return found
+        requirement = self.now or self.was
+        assert requirement is not None
+        return requirement
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -34,14 +34,14 @@ class BoundChange:
         was, now = self.was, self.now
         if was is None or now is None:
             return ("added",) if was is None else ("removed",)
-        found = {
+        kinds = {
             "raised": now.bound > was.bound,
             "lowered": now.bound < was.bound,
             "severity": was.severity != now.severity,
             "standing": was.provisional != now.provisional,
             "baseline": was.one_gpu != now.one_gpu,
         }
-        return tuple(kind for kind, differs in found.items() if differs)
+        return tuple(kind for kind, differs in kinds.items() if differs)
 
     @property
     def is_weaker(self) -> bool:
@@ -79,52 +79,56 @@ class SkuChange:
         return f"{self.sku}: {'; '.join(self.parts) or 'requirements'}"
 
 
-def bound_text(one: Requirement | None) -> str:
+def bound_text(requirement: Requirement | None) -> str:
     """``≥ 0.94, provisional, only warns``, or ``not required``."""
-    if one is None:
+    if requirement is None:
         return "not required"
-    sign = "≤" if one.definition.upper_bound else "≥"
-    bound = "must pass" if one.check else f"{sign} {one.bound:g}"
-    provisional = ", provisional" if one.provisional and not one.check else ""
-    one_gpu = ", of ddp@1" if one.one_gpu == "ddp" else ""
-    warns = ", only warns" if one.severity == "warn" else ""
+    sign = "≤" if requirement.definition.upper_bound else "≥"
+    bound = "must pass" if requirement.check else f"{sign} {requirement.bound:g}"
+    provisional = ", provisional" if requirement.provisional and not requirement.check else ""
+    one_gpu = ", of ddp@1" if requirement.one_gpu == "ddp" else ""
+    warns = ", only warns" if requirement.severity == "warn" else ""
     return f"{bound}{one_gpu}{provisional}{warns}"
 
 
 def weaker_bounds(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
     """Requirements that are weaker than in one of the files that a file extends, each once."""
-    found: dict[str, BoundChange] = {}
+    weaker: dict[str, BoundChange] = {}
     for _, before in _with_sku_below(file, sku):
         for change in _changes(before, file.thresholds.skus[sku]):
             if change.is_weaker:
-                found.setdefault(str(change.was), change)
-    return tuple(found.values())
+                weaker.setdefault(str(change.was), change)
+    return tuple(weaker.values())
 
 
 def altered_parts(file: ThresholdsFile, sku: str) -> tuple[str, ...]:
     """Descriptions of other parts of a SKU that differ from one of the files it extends and may affect verdicts."""
-    found: dict[str, None] = {}
+    parts: dict[str, None] = {}
     for below, before in _with_sku_below(file, sku):
-        found |= dict.fromkeys(_parts(before, file.thresholds.skus[sku], altering=True))
-        found |= dict.fromkeys(_other_references(below, file, sku))
-    return tuple(found)
+        parts |= dict.fromkeys(_parts(before, file.thresholds.skus[sku], altering=True))
+        parts |= dict.fromkeys(_other_references(below, file, sku))
+    return tuple(parts)
 
 
 def _with_sku_below(file: ThresholdsFile, sku: str) -> list[tuple[ThresholdsFile, Sku]]:
     """Files that a file extends and that have the SKU, each with its version of it."""
-    found = [(below, below.thresholds.skus.get(sku)) for below in reversed(list(file.all_below))]
-    return [(below, before) for below, before in found if before]
+    layers = [(below, below.thresholds.skus.get(sku)) for below in reversed(list(file.all_below))]
+    return [(below, before) for below, before in layers if before]
 
 
 def own_bounds(file: ThresholdsFile, sku: str) -> frozenset[RequirementKey]:
     """Requirements that can justify acceptance in this file but not in all files it extends; empty without one."""
-    found = _accepting(file.thresholds.skus[sku])
+    bounds = _accepting(file.thresholds.skus[sku])
     known = [below.thresholds.skus.get(sku) for below in file.all_below]
-    return found - found.intersection(*(_accepting(one) if one else frozenset() for one in known))
+    return bounds - bounds.intersection(*(_accepting(sku_below) if sku_below else frozenset() for sku_below in known))
 
 
 def _accepting(sku: Sku) -> frozenset[RequirementKey]:
-    return frozenset(one.key() for one in sku.requirements if one.severity == "fail" and not one.provisional)
+    return frozenset(
+        requirement.key()
+        for requirement in sku.requirements
+        if requirement.severity == "fail" and not requirement.provisional
+    )
 
 
 def all_changes(file: ThresholdsFile) -> list[SkuChange]:
@@ -132,23 +136,27 @@ def all_changes(file: ThresholdsFile) -> list[SkuChange]:
     below = file.below
     if below is None:
         return [SkuChange(name) for name in file.thresholds.skus if file.extended]
-    found: list[SkuChange] = []
+    changes: list[SkuChange] = []
     for name, after in file.thresholds.skus.items():
         before = below.thresholds.skus.get(name)
         if before is None:
-            found.append(SkuChange(name))
+            changes.append(SkuChange(name))
             continue
-        known = {(one.key(), one.waiver) for one in before.requirements}
-        waived = [one for one in after.requirements if one.waiver and (one.key(), one.waiver) not in known]
-        parts = (*_parts(before, after), *(f"{one} ({one.waiver})" for one in waived))
+        known = {(requirement.key(), requirement.waiver) for requirement in before.requirements}
+        waived = [
+            requirement
+            for requirement in after.requirements
+            if requirement.waiver and (requirement.key(), requirement.waiver) not in known
+        ]
+        parts = (*_parts(before, after), *(f"{requirement} ({requirement.waiver})" for requirement in waived))
         change = SkuChange(name, tuple(_changes(before, after)), parts)
         if change.bounds or parts:
-            found.append(change)
-    return found
+            changes.append(change)
+    return changes
 
 
 def _changes(before: Sku, after: Sku) -> Iterator[BoundChange]:
-    was, now = ({one.key(): one for one in sku.requirements} for sku in (before, after))
+    was, now = ({requirement.key(): requirement for requirement in sku.requirements} for sku in (before, after))
     for key in {**was, **now}:
         pair = was.get(key), now.get(key)
         if _judged(pair[0]) != _judged(pair[1]):
@@ -163,23 +171,27 @@ def _parts(before: Sku, after: Sku, *, altering: bool = False) -> Iterator[str]:
     for name in {**before.workloads, **after.workloads}:
         was, now = before.workloads.get(name), after.workloads.get(name)
         if was is not None and now is not None and was != now:
-            told = ", ".join(f"{key} {old} → {new}" for key, (old, new) in was.differences(now).items())
-            yield f"what {name} trains ({told})"
+            differences = ", ".join(f"{key} {old} → {new}" for key, (old, new) in was.differences(now).items())
+            yield f"what {name} trains ({differences})"
         elif was != now and not altering:
             yield f"`batch` of {name} ({'new' if was is None else 'gone'})"
 
 
 def _other_references(below: ThresholdsFile, file: ThresholdsFile, sku: str) -> Iterator[str]:
     """Changed reference throughputs of ratios."""
-    for one in file.thresholds.skus[sku].requirements:
-        if one.versus is None:
+    for requirement in file.thresholds.skus[sku].requirements:
+        if requirement.versus is None:
             continue
         with suppress(LookupError):  # the reference is new in this file
-            was, now = (each.thresholds.reference_throughput(one)[0] for each in (below, file))
+            was, now = (layer.thresholds.reference_throughput(requirement)[0] for layer in (below, file))
             if was != now:
-                unit = THROUGHPUT_PER_GPU.unit_of(file.thresholds.skus[sku].workloads[one.workload].family)
-                yield f"throughput of {one.versus} that {one} is relative to ({was:g} → {now:g} {unit})"
+                unit = THROUGHPUT_PER_GPU.unit_of(file.thresholds.skus[sku].workloads[requirement.workload].family)
+                yield f"throughput of {requirement.versus} that {requirement} is relative to ({was:g} → {now:g} {unit})"
 
 
-def _judged(one: Requirement | None) -> tuple[object, ...] | None:
-    return None if one is None else (one.bound, one.severity, one.provisional, one.one_gpu)
+def _judged(requirement: Requirement | None) -> tuple[object, ...] | None:
+    return (
+        None
+        if requirement is None
+        else (requirement.bound, requirement.severity, requirement.provisional, requirement.one_gpu)
+    )

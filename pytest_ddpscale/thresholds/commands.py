@@ -66,7 +66,7 @@ def _init(arguments: argparse.Namespace) -> None:
         name = thresholds.sku_name(arguments.gpu_sku)
         if thresholds.thresholds.skus[name].detect.device == "none":
             raise SkuError(f"--gpu-sku={name}", "is a published reference, not something to measure", "another SKU")
-    present = [one for one in (*SITE_FOLDERS, THRESHOLDS, SCHEMA) if (directory / one).exists()]
+    present = [name for name in (*SITE_FOLDERS, THRESHOLDS, SCHEMA) if (directory / name).exists()]
     if present:
         raise OptionError(
             str(directory), f"already has {', '.join(present)}", "a directory without them", "Nothing was copied."
@@ -91,13 +91,15 @@ def _show(arguments: argparse.Namespace) -> None:
     if sku is None and (smallest or metric is not None):
         raise OptionError("--smallest" if smallest else "--metric", "found no --gpu-sku", "the SKU to show")
     if sku is None:
-        told, blocks = showing.listed_json(file), showing.listed_blocks(file)
+        data, blocks = showing.listed_json(file), showing.listed_blocks(file)
     else:
-        asked = showing.asked_of(file, sku, metric)
-        told = showing.asked_json(asked)
-        blocks = showing.smallest_blocks(asked) if smallest else showing.asked_blocks(asked, arguments.verbose)
+        selection = showing.selection_of(file, sku, metric)
+        data = showing.selection_json(selection)
+        blocks = (
+            showing.smallest_blocks(selection) if smallest else showing.selection_blocks(selection, arguments.verbose)
+        )
     if arguments.format == "json":
-        print(showing.json_text(told))
+        print(showing.json_text(data))
     else:
         showing.tell(*blocks)
 
@@ -128,8 +130,8 @@ def _changed(file: ThresholdsFile) -> Iterator[Block]:
     for change in changes:
         yield Line(str(change))
         yield bullets(
-            f"{one.either.where if one.now else 'removed'}: {one}{' (weaker)' if one.is_weaker else ''}"
-            for one in change.bounds
+            f"{change.either.where if change.now else 'removed'}: {change}{' (weaker)' if change.is_weaker else ''}"
+            for change in change.bounds
         )
     if file.extended:
         others = len(file.thresholds.skus) - len(changes)

@@ -108,12 +108,14 @@ class Compiler:
                 with self._collecting(self._place(name, key, "published")):
                     self._get("sources", published)
         workloads: dict[str, Workload] = {}
-        for one, batch in form.batch.items():
-            with self._collecting(self._place(name, "batch", one)):
-                told = self._get("workloads", one)
+        for workload, batch in form.batch.items():
+            with self._collecting(self._place(name, "batch", workload)):
+                fields = self._get("workloads", workload)
                 per_gpu, in_all = (batch, None) if isinstance(batch, int) else (batch.per_gpu, batch.in_all)
-                data: Data = told.data if told.data == "synthetic" else ImageFolderData(**told.data.model_dump())
-                workloads[one] = Workload(one, told.family, told.precision, per_gpu, in_all, told.compile, data=data)
+                data: Data = fields.data if fields.data == "synthetic" else ImageFolderData(**fields.data.model_dump())
+                workloads[workload] = Workload(
+                    workload, fields.family, fields.precision, per_gpu, in_all, fields.compile, data=data
+                )
         limits = PeerLimits(**reduce(_over, [*(layer.form.peers for layer in self._layers), form.peers]))
         rows = self._rows(name, form, layers, limits)
         if self.problems[known:]:
@@ -157,31 +159,35 @@ class Compiler:
         for i, family in enumerate(form.families):
             with self._collecting(self._place(name, "families", i)):
                 self._get("families", family)
-                for twin in (one for key, one in self._families[family].items() if key in rows):
+                for twin in (family for key, family in self._families[family].items() if key in rows):
                     raise ValueError(f"{twin} is required by two of the SKU's families")
                 rows |= self._families[family]
                 _refuse_too_many(rows)
         later: list[tuple[Layer, list[tuple[Change, Mark]]]] = []
         for layer in layers:
-            told = layer.form.skus[name]
-            own = self._expanded(told.requirements, [layer], "skus", name, "requirements")
+            section = layer.form.skus[name]
+            own = self._expanded(section.requirements, [layer], "skus", name, "requirements")
             # A family's rows come last; a file's rows take the places of those below.
             rows = {**rows, **own} if layer is not layers[0] else {**own, **rows, **own}
-            changes = [(one, layer.document.place("skus", name, "change", i)) for i, one in enumerate(told.change)]
-            rows = self._changed(rows, [(one, at) for one, at in changes if one.until is None])
-            waivers = [(one, at) for one, at in changes if one.until is not None]
-            of_peers = [one for one in waivers if one[0].metric in _BY_PEERS and not any(map(one[0].names, rows))]
-            rows = self._changed(rows, [one for one in waivers if one not in of_peers])
+            changes = [
+                (change, layer.document.place("skus", name, "change", i)) for i, change in enumerate(section.change)
+            ]
+            rows = self._changed(rows, [(change, at) for change, at in changes if change.until is None])
+            waivers = [(change, at) for change, at in changes if change.until is not None]
+            of_peers = [
+                waiver for waiver in waivers if waiver[0].metric in _BY_PEERS and not any(map(waiver[0].names, rows))
+            ]
+            rows = self._changed(rows, [waiver for waiver in waivers if waiver not in of_peers])
             later.append((layer, of_peers))
         with self._collecting(self._place(name)):
             _refuse_too_many(rows)
         rows = dict(sorted(rows.items(), key=lambda row: row[0][0] != NODE_CHECK.name))
-        by_peers = {one.key(): one for one in self._by_peers(name, limits, [*rows.values()])}
+        by_peers = {requirement.key(): requirement for requirement in self._by_peers(name, limits, [*rows.values()])}
         for layer, waivers in later:
             # What a file below waives may be without a limit in a nearer one.
             is_nearest = layer is self._layers[-1]
-            there = [one for one in waivers if is_nearest or any(map(one[0].names, by_peers))]
-            by_peers = self._changed(by_peers, there)
+            applied = [waiver for waiver in waivers if is_nearest or any(map(waiver[0].names, by_peers))]
+            by_peers = self._changed(by_peers, applied)
         return rows | by_peers
 
     def _by_peers(self, sku: str, limits: PeerLimits, requirements: Sequence[Requirement]) -> Iterator[Requirement]:
@@ -189,48 +195,54 @@ class Compiler:
 
         Those that have a row are left out.
         """
-        asked: dict[tuple[str, str, WorldSize], str] = {}  # metric, subject, world size: limit
+        given: dict[tuple[str, str, WorldSize], str] = {}  # metric, subject, world size: limit
         sizes: dict[str, list[WorldSize]] = {}
-        for one in requirements:
-            metric, size = one.definition, one.world_size
+        for requirement in requirements:
+            metric, size = requirement.definition, requirement.world_size
             of_ranks = metric.subject == "workload" and (metric.scaling, metric.measured) == ("weak", "ddp")
-            of_many = one.placement == "packed" and (size == "node" or (isinstance(size, int) and size > 1))
+            of_many = requirement.placement == "packed" and (size == "node" or (isinstance(size, int) and size > 1))
             if of_ranks and of_many and not metric.reads_own_pace:
-                sizes.setdefault(one.workload, []).append(size)
-        for workload, found in sizes.items():
-            largest = max(found, key=lambda size: size if isinstance(size, int) else math.inf)
-            asked[RANK_UNIFORMITY.name, workload, largest] = "computing"
-            asked[NODE_UNIFORMITY.name, workload, largest] = "nodes"
-        for one in requirements:
-            peers = KINDS[operation(one.probe).kind].peers if one.probe and not one.definition.compares_places else ""
-            if peers and (one.world_size == "node" or isinstance(one.world_size, int)):  # not links between nodes
-                asked[PROBE_UNIFORMITY.name, one.probe, one.world_size] = peers
-        has_row = {(one.metric, one.subject) for one in requirements}
-        for (name, subject, size), part in asked.items():
+                sizes.setdefault(requirement.workload, []).append(size)
+        for workload, limits_of in sizes.items():
+            largest = max(limits_of, key=lambda size: size if isinstance(size, int) else math.inf)
+            given[RANK_UNIFORMITY.name, workload, largest] = "computing"
+            given[NODE_UNIFORMITY.name, workload, largest] = "nodes"
+        for requirement in requirements:
+            peers = (
+                KINDS[operation(requirement.probe).kind].peers
+                if requirement.probe and not requirement.definition.compares_places
+                else ""
+            )
+            if peers and (
+                requirement.world_size == "node" or isinstance(requirement.world_size, int)
+            ):  # not links between nodes
+                given[PROBE_UNIFORMITY.name, requirement.probe, requirement.world_size] = peers
+        has_row = {(requirement.metric, requirement.subject) for requirement in requirements}
+        for (name, subject, size), part in given.items():
             limit = getattr(limits, part)
             if limit is None or (name, subject) in has_row:
                 continue
             # Of the SKU, or of the nearest file that has it.
             places = [nearest_place(self._layers, *at, "peers", part) for at in (("skus", sku), ())]
-            mark = next((one for one in places if one.at[-1:] == (part,)), places[0])
+            mark = next((mark_of for mark_of in places if mark_of.at[-1:] == (part,)), places[0])
             source = Source(reasoning=_REASON.format(100 * limit))
-            told: dict[str, Any] = {METRICS[name].subject: subject, "world_size": size, "where": mark.where}
-            yield Requirement(name, round(1 + limit, 6), source, provisional=True, **told)
+            fields: dict[str, Any] = {METRICS[name].subject: subject, "world_size": size, "where": mark.where}
+            yield Requirement(name, round(1 + limit, 6), source, provisional=True, **fields)
 
     def _expanded(self, rows: Iterable[CheckRow | Row], layers: Sequence[Layer], *at: str) -> Rows:
         """The requirements of rows, one per metric, subject and world size."""
-        found: Rows = {}
+        expanded: Rows = {}
         for i, row in enumerate(rows):
             mark = nearest_place(layers, *at, i)
             with self._collecting(mark):
-                for one in self._requirements(row, mark):
-                    twin = found.setdefault(one.key(), one)
-                    if twin is not one:
-                        raise ValueError(f"{one} is required twice: {twin.bound:g} and {one.bound:g}")
-                    _refuse_too_many(found)
-            if len(found) > MOST_REQUIREMENTS or len(self.problems) > MOST_PROBLEMS:
+                for requirement in self._requirements(row, mark):
+                    twin = expanded.setdefault(requirement.key(), requirement)
+                    if twin is not requirement:
+                        raise ValueError(f"{requirement} is required twice: {twin.bound:g} and {requirement.bound:g}")
+                    _refuse_too_many(expanded)
+            if len(expanded) > MOST_REQUIREMENTS or len(self.problems) > MOST_PROBLEMS:
                 break
-        return found
+        return expanded
 
     def _requirements(self, row: CheckRow | Row, mark: Mark) -> Iterator[Requirement]:
         if isinstance(row, CheckRow):
@@ -282,11 +294,15 @@ class Compiler:
         for change, mark in changes:
             with self._collecting(mark):
                 for key in _selected(change, rows):
-                    one = rows[key]
+                    requirement = rows[key]
                     if key in done:
-                        raise ValueError(f"{one} is {'waived' if change.until else 'changed'} twice")
+                        raise ValueError(f"{requirement} is {'waived' if change.until else 'changed'} twice")
                     done.add(key)
-                    now = _waived(one, change, self._least_day) if change.until else _lastingly(one, change, mark)
+                    now = (
+                        _waived(requirement, change, self._least_day)
+                        if change.until
+                        else _lastingly(requirement, change, mark)
+                    )
                     if now is None:
                         del rows[key]
                     else:
@@ -302,51 +318,53 @@ def _refuse_too_many(rows: Rows) -> None:
 def _over(below: Any, above: Any) -> Any:
     """An entry of a file over that of the file below: mappings are merged, anything else is the nearer one's."""
     if isinstance(below, BaseModel) and isinstance(above, BaseModel):
-        told = {key: _over(getattr(below, key), getattr(above, key)) for key in above.model_fields_set}
-        return below.model_copy(update=told)
+        fields = {key: _over(getattr(below, key), getattr(above, key)) for key in above.model_fields_set}
+        return below.model_copy(update=fields)
     if isinstance(below, dict) and isinstance(above, dict):
         return {**below, **{key: _over(below.get(key), one) for key, one in above.items()}}
     return above
 
 
-def _waived(one: Requirement, change: Change, least_day: date) -> Requirement:
+def _waived(requirement: Requirement, change: Change, least_day: date) -> Requirement:
     """A requirement with a waiver. Raises ValueError if it can have none."""
     assert change.until is not None
-    if why := why_never_waived(one):
-        raise ValueError(f"{one} cannot be waived: {why}")
+    if why := why_never_waived(requirement):
+        raise ValueError(f"{requirement} cannot be waived: {why}")
     if change.until < least_day:
         raise ValueError(f"`until: {change.until}` is over; expected today, a later day, or no entry")
     if (change.until - today()).days > LONGEST_DAYS:
         raise ValueError(f"`until: {change.until}` is beyond {LONGEST_DAYS} days; expected an earlier day")
-    return replace(one, waiver=Waiver(change.who, change.why, change.until))
+    return replace(requirement, waiver=Waiver(change.who, change.why, change.until))
 
 
-def _lastingly(one: Requirement, change: Change, mark: Mark) -> Requirement | None:
+def _lastingly(requirement: Requirement, change: Change, mark: Mark) -> Requirement | None:
     """A requirement with another severity or bound, or none. Raises ValueError if it has to stand as it is."""
-    why = why_it_stands(one)
+    why = why_it_stands(requirement)
     if why and change.severity in ("off", "warn"):
-        what = "turned off" if change.severity == "off" else "made to warn only"
-        raise ValueError(f"{one} cannot be {what}: {why}")
+        result = "turned off" if change.severity == "off" else "made to warn only"
+        raise ValueError(f"{requirement} cannot be {result}: {why}")
     if change.severity == "off":
         return None
-    now = replace(one, severity=change.severity or one.severity, where=mark.where)
-    bound = at(change.bound, one.world_size)
+    now = replace(requirement, severity=change.severity or requirement.severity, where=mark.where)
+    bound = at(change.bound, requirement.world_size)
     if bound is None:
         return now
-    source = replace(one.source, margin_pct=None, reasoning=f"{change.why} ({change.who})", is_site=True)
+    source = replace(requirement.source, margin_pct=None, reasoning=f"{change.why} ({change.who})", is_site=True)
     # What a sound machine was thought to reach says nothing against a site that asks for more.
-    is_beyond = one.sound is not None and (bound < one.sound if one.definition.upper_bound else bound > one.sound)
-    return replace(now, bound=bound, source=source, sound=None if is_beyond else one.sound)
+    is_beyond = requirement.sound is not None and (
+        bound < requirement.sound if requirement.definition.upper_bound else bound > requirement.sound
+    )
+    return replace(now, bound=bound, source=source, sound=None if is_beyond else requirement.sound)
 
 
 def _selected(change: Change, rows: Rows) -> list[RequirementKey]:
     """Keys of the rows that a change names. Raises ValueError if one is not there."""
     alike = [key for key in rows if change.names(key)]
-    there = [key[2] for key in alike]
-    missing = [size for size in change.world_sizes if size not in there]
+    sizes = [key[2] for key in alike]
+    missing = [size for size in change.world_sizes if size not in sizes]
     if missing or not alike:
         others = ", ".join(sorted({f"{key[0]} of {key[1]}" for key in rows}))
-        expected = f"at world size {', '.join(map(str, there))}" if there else f"one of {others}"
+        expected = f"at world size {', '.join(map(str, sizes))}" if sizes else f"one of {others}"
         if change.metric in _BY_PEERS and not change.until:
             expected = "a row; or another limit under `peers`, or a waiver of it, with `until`"
         at = f" at world size {missing[0]}" if missing else ""

@@ -27,25 +27,25 @@ _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{LONGEST_NAME - 1}}}")
 # A floor below this part of what a sound machine reaches finds only what stands still.
 _LEAST_OF_SOUND = 0.1
 # A place below the SKU or the requirement at fault, and a sentence.
-Found: TypeAlias = Iterator[tuple[tuple[str | int, ...] | Requirement, str]]
+Contradictions: TypeAlias = Iterator[tuple[tuple[str | int, ...] | Requirement, str]]
 
 
-def contradictions(sku: Sku) -> Found:
+def contradictions(sku: Sku) -> Contradictions:
     """Contradictions between parts of a SKU."""
-    on_cpu = [check for check, one in NODE_CHECKS.items() if one.on_cpu]
-    for one in sku.requirements:
-        if sku.detect.device == "cpu" and one.check and one.check not in on_cpu:
-            yield one, f"check {one.check!r} needs a GPU; expected some of {', '.join(on_cpu)}"
-        why = _why_unmeasurable(sku, one) or _why_unreachable(sku, one)
+    on_cpu = [check for check, node_check in NODE_CHECKS.items() if node_check.on_cpu]
+    for requirement in sku.requirements:
+        if sku.detect.device == "cpu" and requirement.check and requirement.check not in on_cpu:
+            yield requirement, f"check {requirement.check!r} needs a GPU; expected some of {', '.join(on_cpu)}"
+        why = _why_unmeasurable(sku, requirement) or _why_unreachable(sku, requirement)
         if why:
-            yield one, why
+            yield requirement, why
 
 
 def odd_names(skus: Mapping[str, Sku]) -> Iterator[tuple[str, tuple[str | int, ...], str]]:
     """Names that are taken, or unsuitable for directories, tests and command lines: the SKU, the place, a sentence."""
     named = [(name, (), name) for name in skus]
     aliases = [(name, ("aliases", i), one) for name, sku in skus.items() for i, one in enumerate(sku.aliases)]
-    batches = [(name, ("batch", one), one) for name, sku in skus.items() for one in sku.workloads]
+    batches = [(name, ("batch", workload), workload) for name, sku in skus.items() for workload in sku.workloads]
     for name, at, one in (*named, *aliases, *batches):
         if not _NAME.fullmatch(one):
             yield name, at, f"{one!r} is not a valid name; expected {LONGEST_NAME} letters, digits, '._+-'"
@@ -68,16 +68,16 @@ def why_incomparable(skus: Mapping[str, Sku], name: str, requirement: Requiremen
     if versus in (name, *sku.aliases):
         return f"versus {versus}: a ratio to itself says nothing; expected another SKU"
     if versus not in skus:
-        owner = next((other for other, one in skus.items() if versus in one.aliases), None)
+        owner = next((other for other, other_sku in skus.items() if versus in other_sku.aliases), None)
         near = f" is an alias; expected {owner!r}" if owner else f" is not in this file{did_you_mean(versus, skus)}"
         return f"versus {versus!r}{near}"
-    workload, theirs = (one.workloads.get(requirement.workload) for one in (sku, skus[versus]))
+    workload, theirs = (of_sku.workloads.get(requirement.workload) for of_sku in (sku, skus[versus]))
     if theirs is None:
         return f"versus {versus}: it has no workload {requirement.workload!r} to compare with"
     different = incomparable_fields(workload, theirs) if workload else []
     if different:
-        said = f"{requirement.workload} differs there in {', '.join(different)}"
-        return f"versus {versus}: {said}, so the ratio is meaningless"
+        reason = f"{requirement.workload} differs there in {', '.join(different)}"
+        return f"versus {versus}: {reason}, so the ratio is meaningless"
     try:
         Thresholds(skus).reference_throughput(requirement)
     except LookupError as error:
@@ -85,31 +85,31 @@ def why_incomparable(skus: Mapping[str, Sku], name: str, requirement: Requiremen
     return ""
 
 
-def why_more_than_changed(before: Sku, after: Sku) -> Found:
+def why_more_than_changed(before: Sku, after: Sku) -> Contradictions:
     """Requirements that no site may remove or let only warn, and that a file does, however it is written."""
-    now = {one.key(): one for one in after.requirements}
+    now = {requirement.key(): requirement for requirement in after.requirements}
     for was in before.requirements:
-        why, one = why_it_stands(was), now.get(was.key())
-        if why and one is None:
+        why, requirement = why_it_stands(was), now.get(was.key())
+        if why and requirement is None:
             yield (), f"{was} is required by the file below and not here; it has to stand: {why}"
-        elif why and one is not None and (was.severity, one.severity) == ("fail", "warn"):
-            yield one, f"{was} fails in the file below and only warns here; it has to stand: {why}"
+        elif why and requirement is not None and (was.severity, requirement.severity) == ("fail", "warn"):
+            yield requirement, f"{was} fails in the file below and only warns here; it has to stand: {why}"
 
 
 def remarks(sku: Sku) -> Iterator[tuple[Requirement, str]]:
     """A site's floors that hardly any GPU misses, which may be meant; tests see to those of the packaged file."""
-    for one in sku.requirements:
-        is_floor = not one.definition.upper_bound and one.definition.only_bound is None
-        if not one.source.is_site or one.check or not is_floor or sku.detect.device != "cuda":
+    for row in sku.requirements:
+        is_floor = not row.definition.upper_bound and row.definition.only_bound is None
+        if not row.source.is_site or row.check or not is_floor or sku.detect.device != "cuda":
             continue
-        ranks, sound = one.world_size, one.sound_value
-        shares_baseline = one.definition.unit == "fraction" and one.definition.baseline == "alone"
+        ranks, sound = row.world_size, row.sound_value
+        shares_baseline = row.definition.unit == "fraction" and row.definition.baseline == "alone"
         of_one = 1 / ranks if shares_baseline and isinstance(ranks, int) else 0.0
-        if one.bound <= (1 if one.metric == STRONG_SCALING_SPEEDUP.name else of_one):
-            yield one, f"{one} passes from {one.bound:g}, no faster than one GPU: it hardly ever fails"
-        elif sound and one.bound < sound * _LEAST_OF_SOUND:
+        if row.bound <= (1 if row.metric == STRONG_SCALING_SPEEDUP.name else of_one):
+            yield row, f"{row} passes from {row.bound:g}, no faster than one GPU: it hardly ever fails"
+        elif sound and row.bound < sound * _LEAST_OF_SOUND:
             of_sound = f"is far below the {sound:g} of a sound machine, so it hardly ever fails"
-            yield one, f"the bound {one.bound:g} of {one} {of_sound}"
+            yield row, f"the bound {row.bound:g} of {row} {of_sound}"
 
 
 def _why_unmeasurable(sku: Sku, requirement: Requirement) -> str:
@@ -131,13 +131,13 @@ def _why_unmeasurable(sku: Sku, requirement: Requirement) -> str:
     return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under `peak`{tf32}"
 
 
-def _why_unreachable(sku: Sku, one: Requirement) -> str:
+def _why_unreachable(sku: Sku, row: Requirement) -> str:
     """Why hardware with the SKU's data-sheet values cannot reach a floor; empty if it can, or if none are known."""
-    peak, workload, metric = sku.peak, sku.workloads.get(one.workload), one.definition
+    peak, workload, metric = sku.peak, sku.workloads.get(row.workload), row.definition
     if peak is None or metric.upper_bound:
         return ""
     limit, what = None, ""
-    link, precision = peak.link_bandwidth_gbps, operation(one.probe).precision if one.probe else None
+    link, precision = peak.link_bandwidth_gbps, operation(row.probe).precision if row.probe else None
     if metric is THROUGHPUT_PER_GPU and workload is not None:
         most, flops = peak.tflops(workload.precision), workload.family.flops_per_sample
         limit = most * 1e12 / flops if most and flops else None
@@ -150,11 +150,11 @@ def _why_unreachable(sku: Sku, one: Requirement) -> str:
         limit, what = link, "the link's bandwidth"
     elif metric is BUSBW_GBPS and link is not None:
         # A switch that reduces (NVLS) takes each byte once: algorithm bandwidth up to the link's, bus 2(n-1)/n of it.
-        of_node = sku.node.gpus if sku.node and one.world_size == "node" else None
-        ranks = one.world_size if isinstance(one.world_size, int) else of_node
+        of_node = sku.node.gpus if sku.node and row.world_size == "node" else None
+        ranks = row.world_size if isinstance(row.world_size, int) else of_node
         factor = 2 - 2 / ranks if ranks else 2.0
         limit, what = factor * link, f"{factor:g} times the {link:g} GB/s of a link (2(n−1)/n)"
-    if limit is None or one.bound <= limit:
+    if limit is None or row.bound <= limit:
         return ""
-    unit = sku.unit_of(one)
-    return f"the bound {one.bound:g} of {one} cannot be reached; expected at most {what}, {limit:g} {unit}"
+    unit = sku.unit_of(row)
+    return f"the bound {row.bound:g} of {row} cannot be reached; expected at most {what}, {limit:g} {unit}"

@@ -79,19 +79,19 @@ def _margin(value: Any) -> Any:
     return value if is_name else _margin_pct(value, or_what=", or a name under `margins`")
 
 
-def _by_size(told: Any) -> Any:
-    if not isinstance(told, dict):
+def _by_size(value: Any) -> Any:
+    if not isinstance(value, dict):
         raise PydanticCustomError("values", "values by world size, such as {8: 480.1}")
-    return told
+    return value
 
 
-def _of_one_size(told: Any) -> Any:
-    return told if isinstance(told, dict) else {1: told}
+def _of_one_size(value: Any) -> Any:
+    return value if isinstance(value, dict) else {1: value}
 
 
-def _by_world_size(of_each: dict[str, Any]) -> dict[str, Any]:
+def _by_world_size(by_size: dict[str, Any]) -> dict[str, Any]:
     keys = rf"^([1-9][0-9]*|{_IN_WORDS})$"
-    return {"type": "object", "minProperties": 1, "patternProperties": {keys: of_each}, "additionalProperties": False}
+    return {"type": "object", "minProperties": 1, "patternProperties": {keys: by_size}, "additionalProperties": False}
 
 
 _BY_NAME = {"type": "object", "minProperties": 1, "additionalProperties": _NUMBER}
@@ -126,8 +126,8 @@ if TYPE_CHECKING:
     VariableName: TypeAlias = str
 else:  # one of the known names, in the schema too
     CheckName = Literal[tuple(NODE_CHECKS)]
-    PeersName = Literal[tuple(one.name for one in fields(PeerLimits))]
-    VariableName = Literal[tuple(dict.fromkeys(one.name for one in VARIABLES))]
+    PeersName = Literal[tuple(limit.name for limit in fields(PeerLimits))]
+    VariableName = Literal[tuple(dict.fromkeys(variable.name for variable in VARIABLES))]
 
 
 def _limit(value: Any) -> float | None:
@@ -146,11 +146,11 @@ Limit = Annotated[
 Peers = Annotated[dict[PeersName, Limit], Field(min_length=1)]
 
 
-def _world_sizes(told: Any) -> Any:
-    if isinstance(told, (float, dict)) or told == []:
+def _world_sizes(value: Any) -> Any:
+    if isinstance(value, (float, dict)) or value == []:
         expected = "world sizes, such as [8, all], or `any`; another bound is under `bound`"
         raise PydanticCustomError("world_sizes", expected)
-    return [] if told == "any" else told if isinstance(told, list) else [told]
+    return [] if value == "any" else value if isinstance(value, list) else [value]
 
 
 _SIZE = {"type": ["integer", "string"]}
@@ -189,10 +189,10 @@ class _ByMetric(Strict):
 
 def _with_metrics(form: type[_ByMetric], kind_of: Callable[[Metric], Any]) -> type[_ByMetric]:
     """A form with a key for each metric."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in ROW_METRICS:
-        told[name] = kind_of(METRICS[name]), Field(None, description=METRICS[name].meaning)
-    made: type[_ByMetric] = create_model(form.__name__, __base__=form, **told)
+        fields[name] = kind_of(METRICS[name]), Field(None, description=METRICS[name].meaning)
+    made: type[_ByMetric] = create_model(form.__name__, __base__=form, **fields)
     made.__doc__ = form.__doc__
     return made
 
@@ -259,28 +259,28 @@ class Row(_ByMetric):
         if self.bound is not None and (self.margin is not None or self.because is None):
             yield "a stated `bound` needs `because: 'why this distance'` and no `margin`"
         sizes = [size for values in self.metrics.values() for size in values]
-        for key, told in (("bound", self.bound), ("sound", self.sound)):
-            if isinstance(told, dict) and set(told) != set(sizes):
+        for key, value in (("bound", self.bound), ("sound", self.sound)):
+            if isinstance(value, dict) and set(value) != set(sizes):
                 yield f"`{key}` has other world sizes than the values; expected the same"
         is_one = len(self.metrics) == 1 and (len(sizes) == 1 or isinstance(self.bound, dict))
         if self.bound is not None and not is_one:
             yield "one `bound` for several values; expected one metric, {2: …, 4: …} by world size"
         if self.sound is not None and len(self.metrics) > 1:
             yield "`sound` needs a row with one metric"
-        for metric, size, told in self._told_values:
-            if isinstance(told, dict) and (self.subjects != [""] or self.bound is not None):
+        for metric, size, value in self._stated_values:
+            if isinstance(value, dict) and (self.subjects != [""] or self.bound is not None):
                 yield f"{metric} has a value for each name; expected no `of`, `probe` or `bound`"
             sound = at(self.sound, size)
-            if isinstance(sound, dict) and {*sound} != {*(told if isinstance(told, dict) else self.subjects)}:
+            if isinstance(sound, dict) and {*sound} != {*(value if isinstance(value, dict) else self.subjects)}:
                 yield f"`sound` of world size {size} has other names than the values; expected the same"
 
     @property
-    def _told_values(self) -> Iterator[tuple[str, WorldSize, Any]]:
-        yield from ((metric, size, told) for metric, values in self.metrics.items() for size, told in values.items())
+    def _stated_values(self) -> Iterator[tuple[str, WorldSize, Any]]:
+        yield from ((metric, size, given) for metric, values in self.metrics.items() for size, given in values.items())
 
     @property
     def _times_one_gpu(self) -> bool:
-        return any(METRICS[metric].times_one_gpu(is_of_one=size == 1) for metric, size, _ in self._told_values)
+        return any(METRICS[metric].times_one_gpu(is_of_one=size == 1) for metric, size, _ in self._stated_values)
 
     @property
     def subjects(self) -> list[str]:
@@ -291,15 +291,15 @@ class Row(_ByMetric):
     @property
     def values(self) -> Iterator[tuple[str, WorldSize, str, float, float | None, float | None]]:
         """Metric, world size, subject, and value of each, the stated bound, and what a sound machine reaches."""
-        for metric, size, told in self._told_values:
-            of_each = told.items() if isinstance(told, dict) else ((subject, told) for subject in self.subjects)
-            for subject, value in of_each:
+        for metric, size, given in self._stated_values:
+            by_subject = given.items() if isinstance(given, dict) else ((subject, given) for subject in self.subjects)
+            for subject, value in by_subject:
                 yield metric, size, subject, value, at(self.bound, size), at(at(self.sound, size), subject)
 
 
-def at(told: Any, key: WorldSize) -> Any:
+def at(value: Any, key: WorldSize) -> Any:
     """What is told of a world size or a name, in one number for all or in one for each."""
-    return told[key] if isinstance(told, dict) else told
+    return value[key] if isinstance(value, dict) else value
 
 
 class Change(_ByMetric):

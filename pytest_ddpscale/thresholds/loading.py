@@ -80,38 +80,38 @@ class ThresholdsFile:
 
     def remarks(self, sku: str) -> list[str]:
         """What is odd about rows of a SKU, and may be meant, each with its line."""
-        return [f"{one.where}: {sentence}" for one, sentence in remarks(self.thresholds.skus[sku])]
+        return [f"{remark.where}: {sentence}" for remark, sentence in remarks(self.thresholds.skus[sku])]
 
     def where(self, *at: str | int) -> str:
         """``file:line`` of an entry in the nearest file that has it, or of the closest entry above it."""
         return nearest_place(self.layers, *at).where
 
-    def sku_name(self, asked: str, where: str = "--gpu-sku") -> str:
+    def sku_name(self, wanted: str, where: str = "--gpu-sku") -> str:
         """The canonical name of the requested SKU.
 
         Args:
-            asked: a name or alias, in any case.
+            wanted: a name or alias, in any case.
             where: the option or file that names it, for the message.
 
         Raises:
             SkuError: unknown SKU; the message has the nearest names.
         """
-        name = self.thresholds.canonical_name(asked)
+        name = self.thresholds.canonical_name(wanted)
         if name is not None:
             return name
         known = [*self.thresholds.skus, *(a for sku in self.thresholds.skus.values() for a in sku.aliases)]
-        near, number = nearest_names(asked, known), len(self.thresholds.skus)
+        near, number = nearest_names(wanted, known), len(self.thresholds.skus)
         such = f", such as {', '.join(near)}" if near else ""
         expected = f"one of its {number} SKUs{such} (`ddpscale thresholds show` lists them)"
-        raise SkuError(where, f"{self.path} has no SKU {asked!r}", expected, _OF_ANOTHER_GPU)
+        raise SkuError(where, f"{self.path} has no SKU {wanted!r}", expected, _OF_ANOTHER_GPU)
 
 
-def nearest_names(asked: str, known: Sequence[str]) -> list[str]:
+def nearest_names(wanted: str, known: Sequence[str]) -> list[str]:
     """Up to three similar names that have all numbers of the requested one: h100 and gh200 do not suggest h200."""
-    folded = asked.strip().casefold()
+    folded = wanted.strip().casefold()
     numbers = set(_NUMBER.findall(folded))
     of_same = {name.casefold(): name for name in known if numbers <= set(_NUMBER.findall(name.casefold()))}
-    return [of_same[one] for one in difflib.get_close_matches(folded, list(of_same), n=3, cutoff=_LIKENESS)]
+    return [of_same[near] for near in difflib.get_close_matches(folded, list(of_same), n=3, cutoff=_LIKENESS)]
 
 
 def load_thresholds(path: Path, *, of_earlier_run: bool = False) -> ThresholdsFile:
@@ -169,9 +169,13 @@ def _nonsense(
     skus = file.thresholds.skus
     yield from odd_names(skus)
     for name, sku in skus.items():
-        yield from ((name, *found) for found in contradictions(sku))
-        below = (one.thresholds.skus.get(name) for one in file.all_below)
-        weakened = [one for before in below if before is not None for one in why_more_than_changed(before, sku)]
-        yield from ((name, *found) for found in dict.fromkeys(weakened))
-        ratios = [one for one in sku.requirements if one.versus is not None and one.versus not in broken]
-        yield from ((name, one, why) for one in ratios if (why := why_incomparable(skus, name, one)))
+        yield from ((name, *contradiction) for contradiction in contradictions(sku))
+        below = (below.thresholds.skus.get(name) for below in file.all_below)
+        weakened = [problem for before in below if before is not None for problem in why_more_than_changed(before, sku)]
+        yield from ((name, *contradiction) for contradiction in dict.fromkeys(weakened))
+        ratios = [
+            requirement
+            for requirement in sku.requirements
+            if requirement.versus is not None and requirement.versus not in broken
+        ]
+        yield from ((name, ratio, why) for ratio in ratios if (why := why_incomparable(skus, name, ratio)))

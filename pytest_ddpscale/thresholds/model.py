@@ -132,12 +132,12 @@ class Requirement:
         if measured is not None and (measured > highest or (measured == 0 and lowest > 0)):
             yield f"published {metric} of {measured:g} is impossible; expected a measured one"
         unit = "" if definition.unit in ("fraction", "x") else f" {definition.unit}"
-        for what, is_so in (
+        for mistake, is_so in (
             ("fail", bound >= highest if is_upper else bound < lowest),
             ("pass", bound < lowest if is_upper else bound > highest),
         ):
             if is_so:
-                expected = f"no machine could {what} it; expected {lowest:g} to {highest:g}{unit}"
+                expected = f"no machine could {mistake} it; expected {lowest:g} to {highest:g}{unit}"
                 yield f"bound {bound:g} for {metric} is meaningless: {expected}"
         if sound is not None and (sound <= 0 or (sound > bound if is_upper else sound < bound)):
             yield f"`sound` of {sound:g} would miss the bound; expected at {'most' if is_upper else 'least'} {bound:g}"
@@ -178,20 +178,20 @@ class Requirement:
         """``relative to ddp@1, one GPU under DDP``; empty if it times no such GPU."""
         if not self.times_one_gpu:
             return ""
-        one = "ddp@1, one GPU under DDP" if self.one_gpu == "ddp" else "one GPU without DDP"
-        return one if self.world_size == 1 else f"relative to {one}"
+        text = "ddp@1, one GPU under DDP" if self.one_gpu == "ddp" else "one GPU without DDP"
+        return text if self.world_size == 1 else f"relative to {text}"
 
     @property
     def source_text(self) -> str:
         """Where its bound comes from, for the reader."""
         source = self.source
-        told = (
+        parts = (
             "the site's bound" if source.is_site else "",
             "" if source.measured is None else f"measured {source.measured:g}",
             "" if source.margin_pct is None else f"margin {source.margin_pct:g} %",
             source.reference, source.reasoning, self.one_gpu_text,
         )  # fmt: skip
-        return "; ".join(part for part in told if part)
+        return "; ".join(part for part in parts if part)
 
     @property
     def subject(self) -> str:
@@ -282,7 +282,7 @@ class Sku:
     @property
     def checks(self) -> dict[str, Severity]:
         """Severity of each node check, by name."""
-        return {one.check: one.severity for one in self.requirements if one.check}
+        return {requirement.check: requirement.severity for requirement in self.requirements if requirement.check}
 
     def unit_of(self, requirement: Requirement) -> str:
         """Unit of a requirement's bound."""

@@ -178,7 +178,7 @@ class WorkloadForm(Strict):
     def family(self) -> Family:
         """The options that only the family of its model has."""
         kind: Any = family_of(self.model)
-        family: Family = kind(self.model, **{one.name: getattr(self, one.name) for one in kind.options()})
+        family: Family = kind(self.model, **{option.name: getattr(self, option.name) for option in kind.options()})
         return family
 
     @model_validator(mode="after")
@@ -193,9 +193,12 @@ class WorkloadForm(Strict):
 def form_of(family: type[Family]) -> type[WorkloadForm]:
     """The form of workloads of a family."""
     kinds, fields = get_type_hints(family), dict[str, Any]()
-    for one in family.options():
-        limits = {"ge": 1, "le": one.metadata["most"]} if one.metadata["most"] else {}
-        fields[one.name] = kinds[one.name], Field(one.default, description=one.metadata["description"], **limits)
+    for option in family.options():
+        limits = {"ge": 1, "le": option.metadata["most"]} if option.metadata["most"] else {}
+        fields[option.name] = (
+            kinds[option.name],
+            Field(option.default, description=option.metadata["description"], **limits),
+        )
     made: type[WorkloadForm] = create_model(f"{family.__name__}Workload", __base__=WorkloadForm, **fields)
     made.__doc__ = WorkloadForm.__doc__
     return made

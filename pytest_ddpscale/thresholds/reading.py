@@ -155,7 +155,7 @@ def _read(path: Path, named_by: Mark | None) -> bytes:
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE_BYTES + 1)
     except FileNotFoundError:
-        others = (one.name for one in path.parent.glob("*.y*ml"))
+        others = (file.name for file in path.parent.glob("*.y*ml"))
         raise refusal(f"does not exist{did_you_mean(path.name, others, 0.8)}") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise refusal(f"cannot be read ({error})") from None
@@ -211,7 +211,7 @@ class _Reader:
         return items
 
     def _mapping(self, at: YamlPath) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+        mapping: dict[Any, Any] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             line = event.start_mark.line + 1
             if not isinstance(event, yaml.ScalarEvent):
@@ -220,15 +220,15 @@ class _Reader:
             if key == "<<":
                 self._refuse(event, f"{dotted(at)} has a YAML merge key, `<<`", "each key written out")
             inside = (*at, str(key))
-            if key in found or inside in self.lines:  # Python, too, takes 1, 1.0 and true for the same key
-                first = (*at, next(str(one) for one in found if one == key or str(one) == str(key)))
+            if key in mapping or inside in self.lines:  # Python, too, takes 1, 1.0 and true for the same key
+                first = (*at, next(str(one) for one in mapping if one == key or str(one) == str(key)))
                 also = f" as {first[-1]!s:.40}" if first[-1] != event.value else ""
                 before = f"first on line {self.lines[first]}{also}"
                 found_twice = f"key {event.value[:40]!r} is given twice in {dotted(at)}, {before}"
                 self._refuse(event, found_twice, "each key once")
             self.lines[inside] = line
-            found[key] = self._value(next(self._events), inside)
-        return found
+            mapping[key] = self._value(next(self._events), inside)
+        return mapping
 
     def _plain(self, event: Any, text: str) -> Any:
         """A scalar without quotes."""

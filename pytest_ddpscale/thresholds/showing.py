@@ -28,7 +28,7 @@ _KINDS = ("published", "site", "provisional")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Selection:
     """A file's requirements of a SKU, or of some of its metrics.
 
     Attributes:
@@ -56,20 +56,20 @@ def listed_skus(file: ThresholdsFile, names: Collection[str] | None = None) -> l
 
     Counted are values that are published or follow from arithmetic, the site's own, and provisional ones.
     """
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     for name in file.thresholds.skus if names is None else names:
         sku = file.thresholds.skus[name]
-        numbers = [one for one in sku.requirements if not one.check]
-        kinds = Counter(_KINDS[2 if one.provisional else one.source.is_site] for one in numbers)
-        found.append(
+        numbers = [requirement for requirement in sku.requirements if not requirement.check]
+        kinds = Counter(_KINDS[2 if requirement.provisional else requirement.source.is_site] for requirement in numbers)
+        listed.append(
             {"name": name, "aliases": sku.aliases, "description": " ".join(sku.description.split())}
             | {kind: kinds[kind] for kind in _KINDS}
             | {"checks": len(sku.requirements) - len(numbers)}
         )
-    return found
+    return listed
 
 
-def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked:
+def selection_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Selection:
     """A file's requirements of a SKU.
 
     Args:
@@ -86,42 +86,48 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked
     if not metrics:
         hint = did_you_mean(wanted, METRICS).removeprefix("; ").capitalize()
         raise OptionError("--metric", f"there is no metric {metric!r}", f"one of {', '.join(METRICS)}", hint)
-    changes = next((one.bounds for one in all_changes(file) if one.sku == name), ())
-    changed = {one.now.key(): one for one in changes if one.now is not None}
-    mine = [one for one in file.thresholds.skus[name].requirements if one.metric in metrics]
-    mine.sort(key=lambda one: metrics.index(one.metric))
-    gone = tuple(one.was for one in changes if one.now is None and one.was and one.was.metric in metrics)
-    return Asked(file, name, metrics, tuple((one, changed.get(one.key())) for one in mine), gone)
+    changes = next((change.bounds for change in all_changes(file) if change.sku == name), ())
+    changed = {change.now.key(): change for change in changes if change.now is not None}
+    mine = [requirement for requirement in file.thresholds.skus[name].requirements if requirement.metric in metrics]
+    mine.sort(key=lambda requirement: metrics.index(requirement.metric))
+    gone = tuple(change.was for change in changes if change.now is None and change.was and change.was.metric in metrics)
+    return Selection(
+        file, name, metrics, tuple((requirement, changed.get(requirement.key())) for requirement in mine), gone
+    )
 
 
 def source_text(requirement: Requirement) -> str:
     """Its source, or why it is provisional, in one line."""
     source = requirement.source
-    told = (NODE_CHECKS[requirement.check].meaning,) if requirement.check else (source.reference, source.reasoning)
-    return " ".join("; ".join(part for part in (*told, requirement.one_gpu_text) if part).split())
+    texts = (NODE_CHECKS[requirement.check].meaning,) if requirement.check else (source.reference, source.reasoning)
+    return " ".join("; ".join(part for part in (*texts, requirement.one_gpu_text) if part).split())
 
 
-def asked_json(asked: Asked) -> dict[str, Any]:
+def selection_json(selection: Selection) -> dict[str, Any]:
     """Units, files with their digests, workloads, requirements, and removed ones."""
-    sku, requirements = asked.sku, [one for one, _ in asked.rows]
+    sku, requirements = selection.sku, [requirement for requirement, _ in selection.rows]
     return {
-        "sku": asked.name,
+        "sku": selection.name,
         "aliases": sku.aliases,
         "description": sku.description,
-        **_files_json(asked.file),
-        "metrics": asked.metrics,
-        "units": {one.metric: sku.unit_of(one) for one in requirements},
-        "workloads": {one.workload: sku.workloads[one.workload].settings for one in requirements if one.workload},
+        **_files_json(selection.file),
+        "metrics": selection.metrics,
+        "units": {requirement.metric: sku.unit_of(requirement) for requirement in requirements},
+        "workloads": {
+            requirement.workload: sku.workloads[requirement.workload].settings
+            for requirement in requirements
+            if requirement.workload
+        },
         "requirements": [
             {
-                **_requirement_json(one, sku),
+                **_requirement_json(requirement, sku),
                 "changed": change and change.kinds,
                 "weaker": change and change.is_weaker,
                 "was": _requirement_json(change.was, sku) if change and change.was else None,
             }
-            for one, change in asked.rows
+            for requirement, change in selection.rows
         ],
-        "removed": [_requirement_json(one, sku) for one in asked.removed],
+        "removed": [_requirement_json(requirement, sku) for requirement in selection.removed],
     }
 
 
@@ -130,9 +136,9 @@ def listed_json(file: ThresholdsFile) -> dict[str, Any]:
     return {**_files_json(file), "skus": listed_skus(file)}
 
 
-def json_text(told: dict[str, Any]) -> str:
+def json_text(data: dict[str, Any]) -> str:
     """One JSON object."""
-    return json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False, default=asdict)
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False, default=asdict)
 
 
 def _files_json(file: ThresholdsFile) -> dict[str, Any]:
@@ -142,63 +148,65 @@ def _files_json(file: ThresholdsFile) -> dict[str, Any]:
     }
 
 
-def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
-    file, _, line = one.where.rpartition(":")
-    measured, is_site = one.source.measured, one.source.is_site
+def _requirement_json(requirement: Requirement, sku: Sku) -> dict[str, Any]:
+    file, _, line = requirement.where.rpartition(":")
+    measured, is_site = requirement.source.measured, requirement.source.is_site
     return {
-        "metric": one.metric,
-        "unit": sku.unit_of(one),
-        **{name: getattr(one, name) or None for name in ("workload", "probe", "check")},
-        **{name: getattr(one, name) for name in ("world_size", "placement", "versus")},
-        "one_gpu": one.one_gpu if one.times_one_gpu else None,
+        "metric": requirement.metric,
+        "unit": sku.unit_of(requirement),
+        **{name: getattr(requirement, name) or None for name in ("workload", "probe", "check")},
+        **{name: getattr(requirement, name) for name in ("world_size", "placement", "versus")},
+        "one_gpu": requirement.one_gpu if requirement.times_one_gpu else None,
         "published": None if is_site else measured,
         "site_value": measured if is_site else None,
         "is_site": is_site,
-        "margin_pct": one.source.margin_pct,
-        "bound": one.bound,
-        "bound_is": one.definition.bound_key,
-        "sound": one.sound_value,
-        "smallest_fault": one.smallest_fault,
-        "severity": one.severity,
-        "provisional": one.provisional,
-        "source": one.source.reference,
-        "reasoning": one.source.reasoning,
+        "margin_pct": requirement.source.margin_pct,
+        "bound": requirement.bound,
+        "bound_is": requirement.definition.bound_key,
+        "sound": requirement.sound_value,
+        "smallest_fault": requirement.smallest_fault,
+        "severity": requirement.severity,
+        "provisional": requirement.provisional,
+        "source": requirement.source.reference,
+        "reasoning": requirement.source.reasoning,
         "file": file,
         "line": int(line),
     }
 
 
-def asked_blocks(asked: Asked, verbose: bool = False) -> Iterator[Block]:
+def selection_blocks(selection: Selection, verbose: bool = False) -> Iterator[Block]:
     """The SKU and its files, then a table for each metric; `verbose` adds each row's line and full source."""
-    sku, rows = asked.sku, [one for one, _ in asked.rows]
-    yield from file_blocks(asked.file)
-    yield counted(asked.file, [asked.name])
+    sku, rows = selection.sku, [requirement for requirement, _ in selection.rows]
+    yield from file_blocks(selection.file)
+    yield counted(selection.file, [selection.name])
     if not rows:
-        known = dict.fromkeys(one.metric for one in sku.requirements)
-        yield Line(f"No requirement on {', '.join(asked.metrics)}. Metrics with one: {', '.join(known)}.")
+        known = dict.fromkeys(requirement.metric for requirement in sku.requirements)
+        yield Line(f"No requirement on {', '.join(selection.metrics)}. Metrics with one: {', '.join(known)}.")
         return
-    for metric, of_metric in groupby(asked.rows, lambda row: row[0].metric):
+    for metric, of_metric in groupby(selection.rows, lambda row: row[0].metric):
         yield _section(metric, [*of_metric], sku, verbose)
-    gone = bullets(f"{one}: {bound_text(one)}" for one in asked.removed)
+    gone = bullets(f"{requirement}: {bound_text(requirement)}" for requirement in selection.removed)
     yield Section("Not required here, but in the file that this one extends", [gone])
     if not verbose:
         yield Line("* differs from the file below; -v adds whole sources and lines; see also --format=json.")
-    if any(one.provisional for one in rows if not one.check):
+    if any(requirement.provisional for requirement in rows if not requirement.check):
         yield Line("Provisional: an estimate without a published value; cannot accept a cluster alone.")
 
 
-def smallest_blocks(asked: Asked) -> Iterator[Block]:
+def smallest_blocks(selection: Selection) -> Iterator[Block]:
     """What is rejected, and from which loss on: the nearest row of each metric."""
-    yield from file_blocks(asked.file)
+    yield from file_blocks(selection.file)
     nearest = dict[str, tuple[float, tuple[str, ...]]]()
-    for one, change in asked.rows:
-        if one.severity == "warn" or one.check:
+    for requirement, change in selection.rows:
+        if requirement.severity == "warn" or requirement.check:
             continue
-        is_of_peers = one.metric.endswith("_uniformity")
-        fault = one.bound - 1 if is_of_peers else one.smallest_fault
+        is_of_peers = requirement.metric.endswith("_uniformity")
+        fault = requirement.bound - 1 if is_of_peers else requirement.smallest_fault
         loss = "unknown" if fault is None else f"{percent(fault, int(fault < 0.1))}{' (peers)' * is_of_peers}"
-        row = one.metric, *_cells(one, change)[:2], bound_text(one), loss
-        nearest[one.metric] = min(nearest.get(one.metric, (math.inf, row)), (math.inf if fault is None else fault, row))
+        row = requirement.metric, *_cells(requirement, change)[:2], bound_text(requirement), loss
+        nearest[requirement.metric] = min(
+            nearest.get(requirement.metric, (math.inf, row)), (math.inf if fault is None else fault, row)
+        )
     yield Table(("metric", "of", "GPUs", "bound", "rejects from"), [row for _, row in nearest.values()])
     yield Line("Smaller ones are not rejected; ddpscale calibrate has nearer bounds.")
 
@@ -219,8 +227,13 @@ def listed_blocks(file: ThresholdsFile) -> Iterator[Block]:
 def counted(file: ThresholdsFile, names: Collection[str] | None = None) -> Table:
     """SKUs of a file with the number of their requirements, by where the values are from."""
     rows = [
-        (one["name"], ", ".join(one["aliases"]), *(str(one[of]) for of in (*_KINDS, "checks")), one["description"])
-        for one in listed_skus(file, names)
+        (
+            listed["name"],
+            ", ".join(listed["aliases"]),
+            *(str(listed[of]) for of in (*_KINDS, "checks")),
+            listed["description"],
+        )
+        for listed in listed_skus(file, names)
     ]
     return Table(("SKU", "also", "published", "site's", "provisional", "checks", "description"), rows)
 
@@ -234,30 +247,30 @@ def file_blocks(file: ThresholdsFile) -> Iterator[Line]:
 def _section(metric: str, rows: Sequence[tuple[Requirement, BoundChange | None]], sku: Sku, verbose: bool) -> Section:
     """The rows of one metric, what they were, and lines and sources of rows that have these in common."""
     definition = METRICS[metric]
-    units = dict.fromkeys("factor" if definition.unit == "x" else sku.unit_of(one) for one, _ in rows)
+    units = dict.fromkeys("factor" if definition.unit == "x" else sku.unit_of(requirement) for requirement, _ in rows)
     better = "less" if definition.upper_bound else "more"
     titles = ("of", "GPUs", "value", "margin", "bound", "", "source")
-    notes = [f"{one} was: {bound_text(change.was)}" for one, change in rows if change]
+    notes = [f"{requirement} was: {bound_text(change.was)}" for requirement, change in rows if change]
     if verbose:
         for details, alike in groupby(rows, lambda row: f"{row[0].where}: {source_text(row[0])}"):
-            names = dict.fromkeys(one.subject or "each node" for one, _ in alike)
+            names = dict.fromkeys(requirement.subject or "each node" for requirement, _ in alike)
             notes.append(f"{first_few([*names])}: {details}")
     table = Table(titles, [_cells(*row) for row in rows])
     title = f"{metric} ({' or '.join(units)}, {better} is better)"
     return Section(title, [Line(definition.meaning), table, bullets(notes)])
 
 
-def _cells(one: Requirement, change: BoundChange | None) -> tuple[str, ...]:
-    source, measured, is_upper = one.source, one.source.measured, one.definition.upper_bound
-    versus = f" vs {one.versus}" if one.versus else ""
-    baseline = ", ddp@1" if one.one_gpu == "ddp" else ""
+def _cells(row: Requirement, change: BoundChange | None) -> tuple[str, ...]:
+    source, measured, is_upper = row.source, row.source.measured, row.definition.upper_bound
+    versus = f" vs {row.versus}" if row.versus else ""
+    baseline = ", ddp@1" if row.one_gpu == "ddp" else ""
     site = "site's " if source.is_site else ""
     return (
-        shorten(f"{'*' if change else ''}{one.subject or 'each node'}{versus}{baseline}", LONGEST_SUBJECT),
-        f"{one.world_size}{' spread' if one.placement == 'spread' else ''}",
-        "provisional" if one.provisional and not one.check else _ABSENT if measured is None else f"{site}{measured:g}",
+        shorten(f"{'*' if change else ''}{row.subject or 'each node'}{versus}{baseline}", LONGEST_SUBJECT),
+        f"{row.world_size}{' spread' if row.placement == 'spread' else ''}",
+        "provisional" if row.provisional and not row.check else _ABSENT if measured is None else f"{site}{measured:g}",
         _ABSENT if source.margin_pct is None else f"{'+' if is_upper else '−'} {source.margin_pct:g} %",
-        "must pass" if one.check else f"{'≤' if is_upper else '≥'} {one.bound:g}",
-        one.severity,
-        source_text(one),
+        "must pass" if row.check else f"{'≤' if is_upper else '≥'} {row.bound:g}",
+        row.severity,
+        source_text(row),
     )

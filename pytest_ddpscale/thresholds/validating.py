@@ -56,12 +56,12 @@ class Layer:
 def nearest_place(layers: Sequence[Layer], *at: str | int) -> Mark:
     """The place of an entry in the nearest file that has it; else of the closest entry above it in the nearest file."""
     places = [layer.document.place(*at) for layer in reversed(layers)]
-    return next((one for one in places if len(one.at) == len(at)), places[0])
+    return next((place for place in places if len(place.at) == len(at)), places[0])
 
 
 def first_of(problems: Iterable[ThresholdsError]) -> ThresholdsError:
     """The first of some errors, with the number of the others, which it has."""
-    error, *others = {str(one): one for one in problems}.values()
+    error, *others = {str(problem): problem for problem in problems}.values()
     if others:
         error = ThresholdsError(error.where, f"{error.found} ({len(others)} more)", error.expected, error.action)
         error.others = tuple(others)
@@ -98,28 +98,30 @@ def _problems(document: Document, errors: Iterable[Any]) -> Iterator[ThresholdsE
     inside, and of those at one place the first that is not about the type.
     """
     # A misspelt key first, as it explains a missing one.
-    ordered = sorted(errors, key=lambda one: one["type"] != _UNKNOWN)[:MOST_PROBLEMS]
-    found: dict[YamlPath, tuple[Any, Mark]] = {}
+    ordered = sorted(errors, key=lambda error: error["type"] != _UNKNOWN)[:MOST_PROBLEMS]
+    by_path: dict[YamlPath, tuple[Any, Mark]] = {}
     for error in ordered:
         mark = document.place(*error["loc"], with_last=error["type"].startswith("missing"))
-        if mark.at not in found or found[mark.at][0]["type"].endswith(_OF_A_TYPE) > error["type"].endswith(_OF_A_TYPE):
-            found[mark.at] = error, mark
-    outer = {at[:depth] for at in found for depth in range(len(at))}
-    yield from (_problem(error, mark) for at, (error, mark) in found.items() if at not in outer)
+        if mark.at not in by_path or by_path[mark.at][0]["type"].endswith(_OF_A_TYPE) > error["type"].endswith(
+            _OF_A_TYPE
+        ):
+            by_path[mark.at] = error, mark
+    outer = {at[:depth] for at in by_path for depth in range(len(at))}
+    yield from (_problem(error, mark) for at, (error, mark) in by_path.items() if at not in outer)
 
 
 def _problem(error: Any, mark: Mark) -> ThresholdsError:
     kind, message, value, name = error["type"], error["msg"], error["input"], dotted(mark.at)
-    key = next((one for one in reversed(mark.at) if isinstance(one, str)), "")
+    key = next((part for part in reversed(mark.at) if isinstance(part, str)), "")
     removed = REMOVED.get(f"thresholds {key}" if kind == _UNKNOWN else f"thresholds {key}: {value}")
     if removed:
-        what = name if kind == _UNKNOWN else f"{name}: {value}"
-        return mark.refusal(f"{what} was removed; instead: {removed}", "", "Correct it.")
+        key_text = name if kind == _UNKNOWN else f"{name}: {value}"
+        return mark.refusal(f"{key_text} was removed; instead: {removed}", "", "Correct it.")
     if kind == _UNKNOWN:
         keys = _keys(error["loc"][:-1])
         near = did_you_mean(key, keys)
         if not near:
-            others = [one for one in keys if one not in METRICS]
+            others = [key for key in keys if key not in METRICS]
             near = f"; expected {'a metric or ' if others != keys else ''}some of {', '.join(others)}"
         return mark.refusal(f"unknown key {name}{near}", "", "Remove it, or correct its spelling.")
     if kind.startswith("missing"):
@@ -144,7 +146,7 @@ def _keys(loc: tuple[Any, ...]) -> list[str]:
     for part in loc:
         fields = [form.model_fields[part].annotation for form in forms if part in form.model_fields]
         tagged = [form for form in forms if form.__name__ == part]
-        forms = [one for field in fields for one in _forms_in(field)] or tagged or forms
+        forms = [form for field in fields for form in _forms_in(field)] or tagged or forms
     return [field.alias or name for form in forms for name, field in form.model_fields.items()]
 
 

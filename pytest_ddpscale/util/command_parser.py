@@ -45,8 +45,8 @@ class CommandParser(argparse.ArgumentParser):
 class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
     def add_parser(self, name: str, **options: Any) -> Any:
         """As argparse's; the help of the group describes the command too."""
-        told = options["help"]
-        return super().add_parser(name, description=f"{told[0].upper()}{told[1:]}.", **options)
+        explanation = options["help"]
+        return super().add_parser(name, description=f"{explanation[0].upper()}{explanation[1:]}.", **options)
 
 
 def _print_help(arguments: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def adder(parser: Any) -> Callable[..., None]:
     """Adds options to a parser or a group: flag, metavar, a parser that raises ValueError, help, default, and more."""
 
     def add(
-        flag: str, metavar: str | None, parse: Callable[[str], Any], told: str, default: Any = None, **more: Any
+        flag: str, metavar: str | None, parse: Callable[[str], Any], explanation: str, default: Any = None, **more: Any
     ) -> None:  # fmt: skip
         def read(text: str) -> Any:
             try:
@@ -67,24 +67,24 @@ def adder(parser: Any) -> Callable[..., None]:
             except ValueError as error:
                 raise argparse.ArgumentTypeError(f"found {text!r}; expected {error}") from None
 
-        told = told if default is None else f"{told}; default: %(default)s".removeprefix("; ")
-        parser.add_argument(flag, metavar=metavar, type=read, help=told, default=default, **more)
+        explanation = explanation if default is None else f"{explanation}; default: %(default)s".removeprefix("; ")
+        parser.add_argument(flag, metavar=metavar, type=read, help=explanation, default=default, **more)
 
     return add
 
 
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments of the command that was typed; of a group of commands alone, or none, its help is the command."""
-    found, unknown = parser.parse_known_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        command: argparse.ArgumentParser = found.parser
+        command: argparse.ArgumentParser = arguments.parser
         flag = unknown[0].partition("=")[0]
         if instead := REMOVED.get(f"{command.prog} {flag}"):
             command.error(f"{flag} was removed; instead: {instead}")
-        known = [one for action in command._actions for one in action.option_strings]
+        known = [flag for action in command._actions for flag in action.option_strings]
         near = "" if flag.startswith("--ddp-") else did_you_mean(flag, known)  # pytest's, which are alike
         command.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
-    return found
+    return arguments
 
 
 def commands_of(parser: argparse.ArgumentParser, words: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:

@@ -182,8 +182,8 @@ def first_rows(whole: Table, most: int, all_in: str = "verdicts.json") -> Table:
 
 def bullets(lines: Iterable[Text], most: int | None = None, style: str = "") -> Items:
     """A list of lines, of which the first are shown, or all."""
-    every = [*lines]
-    shown = [*every[:most], _more(every, most or len(every), "verdicts.json lists all")]
+    bulleted = [*lines]
+    shown = [*bulleted[:most], _more(bulleted, most or len(bulleted), "verdicts.json lists all")]
     return Items([[Line(line)] for line in shown if line], style=style)
 
 
@@ -200,7 +200,7 @@ def holds(block: Block) -> bool:
 
 def plain(text: Text) -> str:
     """The words alone."""
-    return "".join(one if isinstance(one, str) else getattr(one, "text", "") for one in _spans(text))
+    return "".join(span if isinstance(span, str) else getattr(span, "text", "") for span in _spans(text))
 
 
 def _spans(text: Text) -> Sequence[Span]:
@@ -225,8 +225,8 @@ def html_page(title: str, blocks: Sequence[Block], refresh_s: int = 0) -> str:
 
     With `refresh_s`, browsers reload it each so many seconds, also without the script.
     """
-    here, names = Path(__file__).parent, ("page.html", "report.css", "report.js")
-    page, style, script = ((here / name).read_text("utf-8") for name in names)
+    folder, names = Path(__file__).parent, ("page.html", "report.css", "report.js")
+    page, style, script = ((folder / name).read_text("utf-8") for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     refresh = f'<noscript><meta http-equiv="refresh" content="{refresh_s}"></noscript>\n' if refresh_s else ""
     return Template(page).substitute(
@@ -247,10 +247,10 @@ def html(*blocks: Block, level: int = 2) -> str:
 
 def _html(block: Block, level: int) -> str:
     match block:
-        case Headline(said, style):
-            return _element("h1", _html_text(said), style)
-        case Line(said, style):
-            return _element("nav" if style == "nav" else "p", _html_text(said), style)
+        case Headline(content, style):
+            return _element("h1", _html_text(content), style)
+        case Line(content, style):
+            return _element("nav" if style == "nav" else "p", _html_text(content), style)
         case Items(items, start, name, style):
             entries = ""
             for number, item in enumerate(items, start):
@@ -284,12 +284,12 @@ def _html_text(text: Text) -> str:
 
 def _html_span(span: Span) -> str:
     match span:
-        case Word(said, style):
-            return _element("span" if style else "b", escape(_part(said)), f"word {style}" if style else "")
-        case Link(said, to) if to.startswith("#"):
-            return _element("a", escape(_part(said)), more=f' href="{escape(to)}"')
-        case Code(said):
-            return _element("code", escape(one_line(said)))
+        case Word(text, style):
+            return _element("span" if style else "b", escape(_part(text)), f"word {style}" if style else "")
+        case Link(text, to) if to.startswith("#"):
+            return _element("a", escape(_part(text)), more=f' href="{escape(to)}"')
+        case Code(text):
+            return _element("code", escape(one_line(text)))
         case Bar(per_cent):
             return f'<progress aria-label="share done" max="100" value="{per_cent}"></progress>'
         case _:
@@ -305,8 +305,8 @@ def _html_table(block: Table) -> str:
         titled = zip(map(_html_text, block.titles), kinds, strict=True)
         head = "".join(_element("th", *cell, ' scope="col"') if cell[0] else "<td></td>" for cell in titled)
         content, styles = f"{content}<thead><tr>{head}</tr></thead>", ["sortable", *styles]
-    for rows, said in _parts(block):
-        note = html(*map(Line, said.lines), Closed(f"Evidence: {len(said.evidence)}", [bullets(said.evidence)]))
+    for rows, cells in _parts(block):
+        note = html(*map(Line, cells.lines), Closed(f"Evidence: {len(cells.evidence)}", [bullets(cells.evidence)]))
         wide = f'<tr class="note"><td colspan="{len(kinds)}">{note}</td></tr>' if note else ""
         written = "".join(_html_row(row, kinds) for row in rows) + wide
         content += _element("tbody", written) if written else ""
@@ -328,13 +328,13 @@ def _html_row(row: Sequence[Text], kinds: Sequence[str]) -> str:
     return _element("tr", _element("th", name, kind, ' scope="row"') + "".join(_element("td", *cell) for cell in rest))
 
 
-def _html_picture(one: Picture) -> str:
-    data, alt = base64.b64encode(one.svg).decode(), escape(one_line(one.alt))
+def _html_picture(picture: Picture) -> str:
+    data, alt = base64.b64encode(picture.svg).decode(), escape(one_line(picture.alt))
     image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}">' if data else ""
-    said = _element("figcaption", _html_text(one.caption)) if one.caption else ""
-    numbers = html(Closed("As a table", [one.table._replace(caption=one.title)]))
-    more = f' id="{escape(one_line(one.key))}"'
-    return _element("figure", image + said + numbers, "wide" * one.is_wide, more)
+    caption = _element("figcaption", _html_text(picture.caption)) if picture.caption else ""
+    numbers = html(Closed("As a table", [picture.table._replace(caption=picture.title)]))
+    more = f' id="{escape(one_line(picture.key))}"'
+    return _element("figure", image + caption + numbers, "wide" * picture.is_wide, more)
 
 
 def markdown_page(blocks: Sequence[Block]) -> str:
@@ -363,10 +363,10 @@ def markdown(*blocks: Block, level: int = 2, width: int = 0) -> str:
 
 def _markdown(block: Block, level: int, width: int) -> str:
     match block:
-        case Headline(said):
-            return "# " * (not width) + _said(said, width)
-        case Line(said, style):
-            return "" if style in _PAGE_ONLY else _said(said, width)
+        case Headline(content):
+            return "# " * (not width) + _said(content, width)
+        case Line(content, style):
+            return "" if style in _PAGE_ONLY else _said(content, width)
         case Items(items, start):
             entries = list[str]()
             for number, item in enumerate(items, start):
@@ -392,8 +392,8 @@ def _markdown(block: Block, level: int, width: int) -> str:
             heading = f"{name}\n{'-' * len(name)}\n" if width else f"{'#' * level} {escaped(title)}\n\n"
             return heading + inside if name and inside else inside
         case Closed(title, inner, is_open, is_short):
-            told = is_open or is_short
-            return f"**{escaped(title)}**\n\n{markdown(*inner)}" if told else f"- {escaped(title)}: see report.html"
+            is_shown = is_open or is_short
+            return f"**{escaped(title)}**\n\n{markdown(*inner)}" if is_shown else f"- {escaped(title)}: see report.html"
     return ""
 
 
@@ -416,12 +416,12 @@ def _said(text: Text, width: int) -> str:
 
 def _markdown_span(span: Span) -> str:
     match span:
-        case Word(said, style) if said and style != "passed":
-            return f"**{escaped(said)}**"
-        case Link(said, to) if not to.startswith("#"):
-            return f"[{escaped(said)}]({quote(to, errors='replace')})"
-        case Code(said):
-            line, fence = one_line(said), _fence(said, 1)
+        case Word(text, style) if text and style != "passed":
+            return f"**{escaped(text)}**"
+        case Link(text, to) if not to.startswith("#"):
+            return f"[{escaped(text)}]({quote(to, errors='replace')})"
+        case Code(text):
+            line, fence = one_line(text), _fence(text, 1)
             return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"
         case _:
             return escaped(plain(span))
@@ -439,9 +439,9 @@ def _notes(block: Table) -> Items:
     """Notes, each with the names of its rows."""
     notes = list[list[Block]]()
     for rows, note in _parts(block):
-        if said := [line for line in (*note.lines, *note.evidence) if line]:
+        if lines := [line for line in (*note.lines, *note.evidence) if line]:
             names = first_few([plain(row[0]) for row in rows], 2, "; ")
-            notes.append([Line((f"{names}: ", *_spans(said[0]))), bullets(said[1:])])
+            notes.append([Line((f"{names}: ", *_spans(lines[0]))), bullets(lines[1:])])
     return Items(notes[:_MOST_ROWS])
 
 
@@ -466,8 +466,8 @@ def _text_table(block: Table, width: int) -> Iterator[str]:
 
 def _text_cell(cell: Text) -> str:
     """A cell as one line; spaces stay, as they may align a part of it."""
-    said = plain(cell)
-    return said if said.isprintable() else one_line(said)
+    text = plain(cell)
+    return text if text.isprintable() else one_line(text)
 
 
 def csv_text(titles: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:

@@ -29,14 +29,14 @@ def folded(nodes: Collection[str]) -> dict[str, int]:
             spans[-1].append(number)
         else:
             spans.append([number])
-    found: dict[str, int] = {}
+    by_prefix: dict[str, int] = {}
     for (before, after), spans in sets.items():
         for first in range(0, len(spans), _MOST_SPANS):
             some = spans[first : first + _MOST_SPANS]
             inside = ",".join("-".join(dict.fromkeys((span[0], span[-1]))) for span in some)
             count = sum(map(len, some))
-            found[f"{before}{f'[{inside}]' if count > 1 else inside}{after or ''}"] = count
-    return found
+            by_prefix[f"{before}{f'[{inside}]' if count > 1 else inside}{after or ''}"] = count
+    return by_prefix
 
 
 def first_nodes(nodes: Collection[str], most: int = 3) -> str:
@@ -45,10 +45,10 @@ def first_nodes(nodes: Collection[str], most: int = 3) -> str:
     return first_few([*sets], most, count=min(len(sets), most) + sum([*sets.values()][most:]))
 
 
-def alike(said: Mapping[str, str]) -> list[str]:
+def alike(messages: Mapping[str, str]) -> list[str]:
     """What is said of each node, beginning with its name; once for nodes of which the same is said."""
     nodes = defaultdict[str, list[str]](list)
-    for node, text in said.items():
+    for node, text in messages.items():
         # Whole names alone: node1 is not the beginning of node10.
         nodes[re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "\0", text)].append(node)
     return [text.replace("\0", first_nodes(of), 1).replace("\0", of[0]) for text, of in nodes.items()]

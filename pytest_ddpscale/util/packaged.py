@@ -12,8 +12,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 def usual_thresholds() -> Path:
     """Default thresholds file of commands: thresholds.yaml in this directory, else the packaged one."""
-    here = Path(THRESHOLDS)
-    return here if here.is_file() else packaged(THRESHOLDS)
+    path = Path(THRESHOLDS)
+    return path if path.is_file() else packaged(THRESHOLDS)
 
 
 def packaged(name: str) -> Path:

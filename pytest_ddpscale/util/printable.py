@@ -31,8 +31,10 @@ def printable(text: str, *, has_lines: bool = False) -> str:
         return text
     kept, text = ("\n\t", text.replace("\r\n", "\n")) if has_lines else ("", text)
     return "".join(
-        one if one.isprintable() or one in kept or unicodedata.category(one) == "Zs" else repr(one)[1:-1]
-        for one in text
+        character
+        if character.isprintable() or character in kept or unicodedata.category(character) == "Zs"
+        else repr(character)[1:-1]
+        for character in text
     )
 
 
@@ -44,7 +46,9 @@ def one_line(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return " ".join(text.split())
-    harmless = (" " if one.isspace() else _REPLACED.get(unicodedata.category(one), one) for one in text)
+    harmless = (
+        " " if character.isspace() else _REPLACED.get(unicodedata.category(character), character) for character in text
+    )
     return " ".join("".join(harmless).split())
 
 
@@ -63,7 +67,7 @@ def printable_json(data: Any, key: str = "") -> Any:
     if isinstance(data, str):
         return printable(data, has_lines=key in SEVERAL_LINES)
     if isinstance(data, list):
-        return [printable_json(one, key) for one in data]
+        return [printable_json(item, key) for item in data]
     if isinstance(data, dict):
         outer = key in SEVERAL_LINES  # reasons by host or by reading
         return {printable(name): printable_json(value, key if outer else name) for name, value in data.items()}

@@ -33,7 +33,7 @@ from pytest_ddpscale import __version__  # noqa: E402
 from pytest_ddpscale.families import read_family  # noqa: E402
 from pytest_ddpscale.plan.study import Plan  # noqa: E402
 from pytest_ddpscale.run.place import CPU, Place  # noqa: E402
-from pytest_ddpscale.run.rank_folder import FINISHED, LOGS, STATUS_VARIABLE, Assignment, RecordSink, left  # noqa: E402
+from pytest_ddpscale.run.rank_folder import FINISHED, LOGS, STATUS_VARIABLE, Assignment, RecordSink, read_message  # noqa: E402
 from pytest_ddpscale.run.records import Rank  # noqa: E402
 from pytest_ddpscale.run.strict_json import parse_strict_json  # noqa: E402
 from pytest_ddpscale.telemetry.windows import Sampler  # noqa: E402
@@ -69,7 +69,7 @@ _RECORDED = (
 )
 
 
-def who_i_am(control: Control, device: Device, binding: Binding) -> Rank:
+def rank_record(control: Control, device: Device, binding: Binding) -> Rank:
     """Place, versions and start-up times of this rank."""
     cuda = torch.version.cuda if torch.cuda.is_available() else None
     index = control.local_rank if device.id == CPU else binding.gpu.index if binding.gpu else None
@@ -100,7 +100,7 @@ def recorded(environ: Mapping[str, str]) -> dict[str, str]:
 
 def run(folder: Path, progress: RankProgress) -> None:
     """Join the gang and run the studies of the assignment in the folder of the node's agent."""
-    assignment = left(folder, Assignment)
+    assignment = read_message(folder, Assignment)
     assert assignment is not None  # the agent left it before it started this process
     plan = msgspec.convert(parse_strict_json(bytes(assignment.plan)), Plan, dec_hook=read_family)
     if assignment.tries_memory:
@@ -131,7 +131,7 @@ def run(folder: Path, progress: RankProgress) -> None:
         assignment.profile_steps, assignment.nvtx, loader_cores, assignment.launched_unix_s,
     )  # fmt: skip
     gang = GangMember(plan, context)
-    gang.announce(who_i_am(control, device, binding))
+    gang.announce(rank_record(control, device, binding))
     control.store.set_timeout(timeout)
     with gang.process_group():
         for study_id in assignment.studies:

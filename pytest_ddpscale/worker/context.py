@@ -18,7 +18,15 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import ProbeStudy, Study
 from pytest_ddpscale.run.block import RankBlock
-from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, RecordSink, StatusWriter, WantedArms, leave, left
+from pytest_ddpscale.run.rank_folder import (
+    RankFailure,
+    RankStatus,
+    RecordSink,
+    StatusWriter,
+    WantedArms,
+    read_message,
+    write_message,
+)
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, RoundEnd
 from pytest_ddpscale.run.strict_json import Record
@@ -89,7 +97,7 @@ class RankProgress:
         )  # fmt: skip
         if self._writer is not None:
             with contextlib.suppress(OSError):  # as above; it is in the log too
-                leave(self._writer.folder, failure)
+                write_message(self._writer.folder, failure)
 
 
 # Judging takes a tenth of a second, and 5 s for probes of 512 nodes. After this time another round is a better use.
@@ -170,16 +178,16 @@ class RankContext:
         """
         if self.sampler is None:
             return part
-        told = self.sampler.cut(part.began_unix_s, part.began_unix_s + part.seconds)
-        readings = part.readings | {name: getattr(told, name) for name in essence}
-        return msgspec.structs.replace(part, readings=readings, telemetry=told)
+        telemetry = self.sampler.cut(part.began_unix_s, part.began_unix_s + part.seconds)
+        readings = part.readings | {name: getattr(telemetry, name) for name in essence}
+        return msgspec.structs.replace(part, readings=readings, telemetry=telemetry)
 
     def append_telemetry(self, parts: Sequence[RankBlock], study: str, arm: str, number: int) -> None:
         """On rank 0: write the telemetry of a block, before the block itself."""
-        told = [(part.rank, part.telemetry) for part in parts if part.telemetry is not None]
-        if told:
+        by_rank = [(part.rank, part.telemetry) for part in parts if part.telemetry is not None]
+        if by_rank:
             common = {"study": study, "arm": arm, "round": number, "gang": self.gang}
-            ranks, readings = zip(*told, strict=True)
+            ranks, readings = zip(*by_rank, strict=True)
             self.sink.append_record(joined_readings(readings, ranks=ranks, **common))
 
     def run_rounds(
@@ -259,7 +267,7 @@ def needed_arms(folder: Path, study_id: str, round_number: int, patience_s: floa
     """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        wanted = left(folder, WantedArms)
+        wanted = read_message(folder, WantedArms)
         if wanted is not None and (wanted.study, wanted.round) == (study_id, round_number):
             return list(wanted.arms)
         time.sleep(POLL_S)

@@ -92,15 +92,15 @@ class Control:
             torch.distributed.DistStoreError: some were not set within the store's timeout; the message names them.
         """
         decoder = msgspec.json.Decoder(kind)
-        found: list[T] = []
+        values_heard: list[T] = []
         for first in range(0, len(keys), KEYS_AT_ONCE):
             some = list(keys[first : first + KEYS_AT_ONCE])
             try:
                 values = self._messages.multi_get(some)
             except DistStoreError as error:
                 raise DistStoreError(self._silence(keys)) from error
-            found += [decode(decoder, self._signed(key, value)) for key, value in zip(some, values, strict=True)]
-        return found
+            values_heard += [decode(decoder, self._signed(key, value)) for key, value in zip(some, values, strict=True)]
+        return values_heard
 
     def decided(self, key: str, by_rank_0: Callable[[], Any]) -> Any:
         """The decision of rank 0, as JSON, returned on all ranks. Raises like `hear`."""

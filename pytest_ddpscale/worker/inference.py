@@ -197,7 +197,9 @@ def devices_of_node(first: torch.device, count: int) -> list[torch.device]:
 
 def scatter(inputs: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
     """The batch in equal parts, one on each device; fewer parts if there are fewer inputs."""
-    return [part.to(one, non_blocking=True) for part, one in zip(inputs.chunk(len(devices)), devices, strict=False)]
+    return [
+        part.to(device, non_blocking=True) for part, device in zip(inputs.chunk(len(devices)), devices, strict=False)
+    ]
 
 
 def replicate(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:
@@ -210,12 +212,14 @@ def replicate(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Modu
             own = getattr(module, kind).items()
             other.__dict__[kind] = {name: None if one is None else copies[id(one)] for name, one in own}
         children = module._modules.items()
-        other.__dict__["_modules"] = {name: None if one is None else twin(one, copies) for name, one in children}
+        other.__dict__["_modules"] = {name: None if child is None else twin(child, copies) for name, child in children}
         return other
 
     tensors = [*model.parameters(), *model.buffers()]
     replicas = [model]
     for device in devices[1:]:
-        copied = (torch.empty_like(one, device=device).copy_(one.detach(), non_blocking=True) for one in tensors)
+        copied = (
+            torch.empty_like(tensor, device=device).copy_(tensor.detach(), non_blocking=True) for tensor in tensors
+        )
         replicas.append(twin(model, dict(zip(map(id, tensors), copied, strict=True))))
     return replicas

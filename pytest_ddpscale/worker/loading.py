@@ -31,13 +31,13 @@ from pytest_ddpscale.worker.control import Control
 _LOOK_S = 5.0  # between looks at whether a loader worker died
 
 
-class Fed(NamedTuple):
+class DeviceBatch(NamedTuple):
     """A batch on the device."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
 
-    def fetch(self) -> Fed:
+    def fetch(self) -> DeviceBatch:
         """Itself, for a training step."""
         return self
 
@@ -58,12 +58,12 @@ def open_samples(data: ImageFolderData, split: Split, family: Family, control: C
 
     def hear(rank: int) -> dict[str, Any]:
         try:
-            said: dict[str, Any] = control.hear(f"{key}/{rank}")
+            answer: dict[str, Any] = control.hear(f"{key}/{rank}")
         except DistStoreError:
             raise RuntimeError(f"{data.folder}: rank {rank} did not read it in time") from None
-        if "error" in said:
-            raise ValueError(f"rank {rank} could not read the {family.samples}: {said['error']}")
-        return said
+        if "error" in answer:
+            raise ValueError(f"rank {rank} could not read the {family.samples}: {answer['error']}")
+        return answer
 
     if control.rank != first:
         hear(first)
@@ -169,13 +169,13 @@ class SampleLoader:
         self._finish, self._timeout_s = family.finisher(device), timeout_s
         self._batches = ShardBatches(samples, shard)
         if not self._batches.per_epoch:
-            one, ranks = shard.batch_size, shard.world_size
-            needed = f"at least {ranks * one}, a batch of {one} for each rank"
+            batch_size, ranks = shard.batch_size, shard.world_size
+            needed = f"at least {ranks * batch_size}, a batch of {batch_size} for each rank"
             raise ValueError(f"{self._root}: {len(samples)} {family.samples} for {ranks} ranks; expected {needed}")
         workers, prefetch = (data.workers, data.prefetch) if data else (0, 0)
         self._ahead = workers * prefetch
         self._next_number = self._passes = 0
-        self._coming: Iterator[Fed] = iter(())
+        self._coming: Iterator[DeviceBatch] = iter(())
         options: dict[str, Any] = {}
         if workers:
             context = multiprocessing.get_context("forkserver")
@@ -195,7 +195,7 @@ class SampleLoader:
         """Number of batches of an epoch, the same on every rank."""
         return self._batches.per_epoch
 
-    def epoch(self, number: int) -> Iterator[Fed]:
+    def epoch(self, number: int) -> Iterator[DeviceBatch]:
         """All batches of an epoch.
 
         Raises:
@@ -203,7 +203,7 @@ class SampleLoader:
         """
         return self.stretch(number * len(self), len(self))
 
-    def stretch(self, first: int, count: int) -> Iterator[Fed]:
+    def stretch(self, first: int, count: int) -> Iterator[DeviceBatch]:
         """`count` batches from number `first` on, numbered through all epochs. Raises like `epoch`."""
         assert self._loader is not None, "the loader is closed"
         self._batches.first, self._batches.count = first, count
@@ -218,7 +218,7 @@ class SampleLoader:
             if problem:
                 raise RuntimeError(problem)
             inputs = self._finish(inputs.to(self._device, non_blocking=True))
-            yield Fed(inputs, targets.to(self._device, non_blocking=True))
+            yield DeviceBatch(inputs, targets.to(self._device, non_blocking=True))
 
     def begin(self, passes: int) -> None:
         """Start reading for a block with this number of forward passes."""
@@ -226,7 +226,7 @@ class SampleLoader:
         self._coming = self.stretch(self._next_number, count)
         self._next_number += count
 
-    def fetch(self) -> Fed:
+    def fetch(self) -> DeviceBatch:
         """The next batch. Raises like `epoch`."""
         return next(self._coming)
 

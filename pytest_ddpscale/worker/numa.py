@@ -49,7 +49,7 @@ def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Bindi
         allowed = os.sched_getaffinity(0)
         cores = allowed & cores_of(node, sysfs)
         # Ranks of the node are not known here; each has a GPU, and not each GPU has a rank.
-        its_gpus = sum(node_of(one.name, sysfs) == node for one in sysfs.glob("bus/pci/drivers/nvidia/*:*"))
+        its_gpus = sum(node_of(function.name, sysfs) == node for function in sysfs.glob("bus/pci/drivers/nvidia/*:*"))
         least = min(local_world_size, its_gpus or local_world_size)
         if len(cores) < least:
             text = f"not bound to its GPU's NUMA node {node}: only {len(cores)} of {len(allowed)} usable cores there"

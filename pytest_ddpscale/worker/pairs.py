@@ -54,24 +54,24 @@ class PairSearch:
             RuntimeError: two ranks could not communicate; the message names them and their hosts.
             torch.distributed.DistStoreError: a rank did not answer within the store's timeout.
         """
-        here, number, per_node = self._progress, 0, self._control.layout.ranks_per_node
+        progress, number, per_node = self._progress, 0, self._control.layout.ranks_per_node
         ended: EndReason | None
         ended, pairs = self._control.decided(f"{self._study.id}/next", self._next_round)
         while not ended:
-            here.round = number
+            progress.round = number
             # The ranks that communicate: those with the same number on the nodes of a pair.
             rails = [(a * per_node + slot, b * per_node + slot) for a, b in pairs for slot in range(per_node)]
             part = self._measured(number, rails)
-            here.arm, here.phase = None, "gathering"
+            progress.arm, progress.phase = None, "gathering"
             key, ranks = f"{self._study.id}/{number}", [rank for rail in rails for rank in rail]
 
             def join(parts: list[RankBlock], number: int = number, pairs: Sequence[NodePair] = pairs) -> Any:
-                self._record(number, [(one, other) for one, other in pairs], parts)
+                self._record(number, [(pair, other) for pair, other in pairs], parts)
                 return self._next_round()
 
             ended, pairs = self._context.gather(key, ranks, part, RankBlock, join)
             number += 1
-        here.arm, here.round = None, None
+        progress.arm, progress.round = None, None
         return ended
 
     def _next_round(self) -> tuple[EndReason | None, Sequence[NodePair]]:

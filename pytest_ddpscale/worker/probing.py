@@ -54,8 +54,8 @@ class ProbeRounds:
         self._device, self._layout = context.device, context.control.layout
         # Created on first use, and shared by probes of the same ranks.
         self._groups: dict[Ranks, dist.ProcessGroup | None] = {}
-        self._said: list[str] = []
-        self._told: set[tuple[str, int]] = set()  # probes and ranks that are recorded as unsupported
+        self._keys: list[str] = []
+        self._recorded: set[tuple[str, int]] = set()  # probes and ranks that are recorded as unsupported
         # On rank 0: why a message of that kind and group size takes too long; larger ones come later.
         self._too_slow: dict[tuple[str, int], str] = {}
 
@@ -99,22 +99,22 @@ class ProbeRounds:
             return 0
         for attempt, share in enumerate((_CALIBRATED_SHARE, 1.0)):
             key = f"{self._study.id}/calibration-{attempt}/{probe.name}"
-            said = self._block(probe, key, iterations, verify=False)
+            block = self._block(probe, key, iterations, verify=False)
             decide = partial(self._iterations, probe, iterations, share * self._study.block_s, seconds)
-            iterations = self._gathered(key, probe, said, decide, is_timed=False)
+            iterations = self._gathered(key, probe, block, decide, is_timed=False)
             if not iterations:
                 break
         return iterations
 
     def _iterations(
-        self, probe: Arm, before: int, goal_s: float, seconds: list[float], said: Sequence[RankProbed]
+        self, probe: Arm, before: int, goal_s: float, seconds: list[float], blocks: Sequence[RankProbed]
     ) -> int:
         """On rank 0: number of iterations that take `goal_s` seconds, from an attempt with `before` iterations.
 
         `seconds` has the time of one iteration in each attempt; disturbances rarely slow down both.
         """
-        self._context.sink.append_records(self._unsupported(probe, said))
-        slowest_s = max((sum(part.seconds for part in one.measured.values()) for one in said), default=0.0)
+        self._context.sink.append_records(self._unsupported(probe, blocks))
+        slowest_s = max((sum(part.seconds for part in block.measured.values()) for block in blocks), default=0.0)
         if not slowest_s:
             return 0
         seconds.append(slowest_s / before)
@@ -131,8 +131,8 @@ class ProbeRounds:
             self._too_slow[kind] = f"one iteration takes {iteration_s:.2g} s, more than the limit of {limit_s:g} s"
         if kind not in self._too_slow:
             return True
-        told = [RankProbed(rank=rank, unsupported=self._too_slow[kind]) for rank in self._layout.ranks([probe])]
-        self._context.sink.append_records(self._unsupported(probe, told))
+        unsupported = [RankProbed(rank=rank, unsupported=self._too_slow[kind]) for rank in self._layout.ranks([probe])]
+        self._context.sink.append_records(self._unsupported(probe, unsupported))
         return False
 
     def _measure(self, probe: Arm, number: int) -> None:
@@ -140,38 +140,38 @@ class ProbeRounds:
         common: dict[str, Any] = {"study": study, "arm": probe.name, "round": number, "gang": gang, "count": iterations}
         key = f"{study}/{number}/{probe.name}"
         self._context.wait_for_first_poll()
-        said = self._block(probe, key, iterations)
+        block = self._block(probe, key, iterations)
         # Once all turns are over, as samples come late.
-        measured = {turn: self._context.sampled(part) for turn, part in said.measured.items()}
+        measured = {turn: self._context.sampled(part) for turn, part in block.measured.items()}
 
         def join(heard: list[RankProbed]) -> None:
-            every = [part for one in heard for part in one.measured.values()]
-            self._context.append_telemetry(every, study, probe.name, number)
+            rank_blocks = [part for block in heard for part in block.measured.values()]
+            self._context.append_telemetry(rank_blocks, study, probe.name, number)
             records = self._unsupported(probe, heard)
-            for turn in sorted({turn for one in heard for turn in one.measured}):
-                parts = [one.measured[turn] for one in heard if turn in one.measured]
+            for turn in sorted({turn for block in heard for turn in block.measured}):
+                parts = [block.measured[turn] for block in heard if turn in block.measured]
                 records.append(joined(parts, **common, turn=turn))
             self._context.sink.append_records(records)
 
-        self._gathered(key, probe, replace(said, measured=measured), join)
+        self._gathered(key, probe, replace(block, measured=measured), join)
 
-    def _unsupported(self, probe: Arm, said: Sequence[RankProbed]) -> list[AnyRecord]:
+    def _unsupported(self, probe: Arm, blocks: Sequence[RankProbed]) -> list[AnyRecord]:
         """A record of ranks that could not run a probe, with reasons; empty if all could or it was recorded before."""
-        unable = [one for one in said if one.unsupported and (probe.name, one.rank) not in self._told]
-        self._told |= {(probe.name, one.rank) for one in unable}
+        unable = [block for block in blocks if block.unsupported and (probe.name, block.rank) not in self._recorded]
+        self._recorded |= {(probe.name, block.rank) for block in unable}
         if not unable:
             return []
-        ranks, reasons = tuple(one.rank for one in unable), column(one.unsupported for one in unable)
+        ranks, reasons = tuple(block.rank for block in unable), column(block.unsupported for block in unable)
         study, gang = self._study.id, self._context.gang
         return [Unsupported(study=study, arm=probe.name, gang=gang, ranks=ranks, reasons=reasons)]
 
     def _gathered(
-        self, key: str, probe: Arm, said: RankProbed, join: Callable[[list[RankProbed]], Any], *, is_timed: bool = True
+        self, key: str, probe: Arm, block: RankProbed, join: Callable[[list[RankProbed]], Any], *, is_timed: bool = True
     ) -> Any:
         """What rank 0 makes of the parts of all ranks of a probe."""
         self._progress.phase = "gathering"
         ranks = self._layout.ranks([probe])
-        mine = said if self._control.rank in ranks else None
+        mine = block if self._control.rank in ranks else None
         return self._context.gather(f"{key}/said", ranks, mine, RankProbed, join, is_timed=is_timed)
 
     def _block(self, probe: Arm, key: str, iterations: int, *, verify: bool = True) -> RankProbed:
@@ -182,27 +182,27 @@ class ProbeRounds:
             key: of messages between ranks, unique for each call.
             verify: whether to check results; unnecessary if the measurements are not kept.
         """
-        here, rank, is_alone = self._progress, self._control.rank, probe.operation.is_single_device
-        here.arm, here.phase = probe.name, "preparation"
+        progress, rank, is_alone = self._progress, self._control.rank, probe.operation.is_single_device
+        progress.arm, progress.phase = probe.name, "preparation"
         # Keeps the store from growing with the rounds. All ranks have read these keys, because they ended that block.
-        for said in self._said:
-            self._control.forget(said)
-        self._said.clear()
+        for key_of_block in self._keys:
+            self._control.forget(key_of_block)
+        self._keys.clear()
         crews = self._layout.crews(probe)
         crew: Ranks = next((crew for crew in crews if rank in crew), ())
         group = None if is_alone else self._group(crews)
         measured: dict[int, RankBlock] = {}
         why_not = ""
         for turn in range(self._layout.turns(probe)):
-            here.phase = "preparation"  # all ranks enter equally many phases, so none seems to be behind
+            progress.phase = "preparation"  # all ranks enter equally many phases, so none seems to be behind
             work, reason = None, ""
             try:
                 work = open_work(probe, turn, self._device, group, self._layout) if crew else None
             except CannotProbeError as error:
                 reason = str(error)
-            here.phase = "meeting"
+            progress.phase = "meeting"
             all_can = self._meet(f"{key}/{turn}", crew, can=not reason)
-            here.phase = "timed block"
+            progress.phase = "timed block"
             if work is not None and (all_can or is_alone):
                 members = crews if is_alone else self._layout.groups(probe, turn)
                 place = next(place for place, ranks in enumerate(members) if rank in ranks)
@@ -241,7 +241,7 @@ class ProbeRounds:
         control.say(mine, can)
         if control.rank == crew[0]:
             control.say(ready, all(control.hear_all([f"{key}/{rank}" for rank in crew], bool)))
-            self._said.append(ready)
+            self._keys.append(ready)
         all_can = bool(control.hear(ready))
         control.forget(mine)
         return all_can

@@ -86,15 +86,15 @@ class StudyProfile:
 
     def _step(self, arm: Arm, number: int, folder: Path) -> None:
         """Run one step on the ranks of an arm, while all others are idle."""
-        here, control, path = self._context.progress, self._context.control, folder / f"{number}-{arm.name}.json.gz"
-        here.arm, here.round, here.phase = arm.name, None, "profile"
+        progress, control, path = self._context.progress, self._context.control, folder / f"{number}-{arm.name}.json.gz"
+        progress.arm, progress.round, progress.phase = arm.name, None, "profile"
         if control.rank == 0:
             self._arms.time_block(arm, 1, recorded(self._device_type, path, self._problems[arm.name]))
             if number >= 0 and path.exists():
                 self._traces[arm.name].append(path)
         elif control.rank in control.layout.ranks([arm]):
             self._arms.time_block(arm, 1)
-        here.phase = "gathering"
+        progress.phase = "gathering"
 
     def _profile_of(self, arm: Arm) -> ArmProfile:
         """The profile of an arm, or why there is none."""
@@ -204,31 +204,35 @@ def traced_steps(data: bytes, device_type: DeviceType) -> list[TracedStep]:
         ValueError: it is no trace, has no step, or no GPU kernel.
     """
     try:
-        events = [one for one in msgspec.json.decode(data, type=ChromeTrace).traceEvents if one.ph == "X"]
+        events = [event for event in msgspec.json.decode(data, type=ChromeTrace).traceEvents if event.ph == "X"]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"the trace of torch.profiler cannot be read ({error})") from None
-    marks = sorted((one for one in events if one.name == STEP and one.cat == "user_annotation"), key=lambda one: one.ts)
+    marks = sorted(
+        (event for event in events if event.name == STEP and event.cat == "user_annotation"), key=lambda event: event.ts
+    )
     if not marks:
         raise ValueError("the trace has no step")
     return [(_cpu_step if device_type == "cpu" else _gpu_step)(mark, events) for mark in marks]
 
 
 def _cpu_step(mark: TraceEvent, events: Sequence[TraceEvent]) -> TracedStep:
-    inside = [one for one in events if one.end > mark.ts and one.ts < mark.end]
-    operators = [one for one in inside if one.cat == "cpu_op" and one.tid == mark.tid]
-    handing_over = [one for one in operators if one.name.startswith(_HANDING_OVER)]
-    return _step(mark.ts, mark.end, operators, handing_over, [one for one in inside if one.tid != mark.tid])
+    inside = [event for event in events if event.end > mark.ts and event.ts < mark.end]
+    operators = [event for event in inside if event.cat == "cpu_op" and event.tid == mark.tid]
+    handing_over = [event for event in operators if event.name.startswith(_HANDING_OVER)]
+    return _step(mark.ts, mark.end, operators, handing_over, [event for event in inside if event.tid != mark.tid])
 
 
 def _gpu_step(mark: TraceEvent, events: Sequence[TraceEvent]) -> TracedStep:
     """Work belongs to the step in which it was launched, because it may run much later."""
-    launched_at = {one.args.get("correlation"): one.ts for one in events if one.cat in _LAUNCHES}
-    on_gpu = [one for one in events if one.cat in _ON_GPU]
-    mine = [one for one in on_gpu if mark.ts <= launched_at.get(one.args.get("correlation"), one.ts) <= mark.end]
-    if not any(one.cat == "kernel" for one in mine):
+    launched_at = {event.args.get("correlation"): event.ts for event in events if event.cat in _LAUNCHES}
+    on_gpu = [event for event in events if event.cat in _ON_GPU]
+    mine = [
+        event for event in on_gpu if mark.ts <= launched_at.get(event.args.get("correlation"), event.ts) <= mark.end
+    ]
+    if not any(event.cat == "kernel" for event in mine):
         raise ValueError(_NO_KERNELS)
-    computing = [one for one in mine if not _COLLECTIVE.match(one.name)]
-    return _step(min(one.ts for one in mine), max(one.end for one in mine), computing, (), mine)
+    computing = [event for event in mine if not _COLLECTIVE.match(event.name)]
+    return _step(min(event.ts for event in mine), max(event.end for event in mine), computing, (), mine)
 
 
 def _step(
@@ -236,17 +240,17 @@ def _step(
     others: Sequence[TraceEvent],
 ) -> TracedStep:  # fmt: skip
     def spans(events: Sequence[TraceEvent]) -> FloatArray:
-        found = np.array([(one.ts, one.end) for one in events], np.float64).reshape(-1, 2)
-        return (np.clip(found, begin, end) - begin) / _US_PER_MS
+        intervals = np.array([(event.ts, event.end) for event in events], np.float64).reshape(-1, 2)
+        return (np.clip(intervals, begin, end) - begin) / _US_PER_MS
 
-    collectives = sorted((one for one in others if _COLLECTIVE.match(one.name)), key=lambda one: one.ts)
-    reduced = [one for one in collectives if _ALL_REDUCE.match(one.name)]
+    collectives = sorted((event for event in others if _COLLECTIVE.match(event.name)), key=lambda event: event.ts)
+    reduced = [event for event in collectives if _ALL_REDUCE.match(event.name)]
     return TracedStep(
         length=(end - begin) / _US_PER_MS,
         compute=without(merged(spans(computing)), merged(spans(handing_over))),
         communication=merged(spans(collectives)),
         all_reduces=spans(reduced),
-        bytes=[message_bytes(one.args) for one in reduced],
+        bytes=[message_bytes(event.args) for event in reduced],
     )
 
 
@@ -320,7 +324,7 @@ def buckets_of(steps: Sequence[TracedStep]) -> tuple[ProfiledBucket, ...]:
                 bytes=sizes.pop() if len(sizes) == 1 else None,
                 begins_ms=_median(begin for begin, _ in spans),
                 took_ms=_median(end - begin for begin, end in spans),
-                hidden_ms=_median(covered(*one, step.compute) for one, step in zip(spans, alike, strict=True)),
+                hidden_ms=_median(covered(*span, step.compute) for span, step in zip(spans, alike, strict=True)),
             )
         )
     return tuple(buckets)

@@ -93,17 +93,17 @@ class GangMember:
         control.say(f"startup/{control.rank}", who)
         if self._is_first:
             keys = [f"startup/{rank}" for rank in range(control.world_size)]
-            told = control.hear_all(keys, Rank)
-            others = (replace(one, versions=None) if one.versions == who.versions else one for one in told[1:])
-            self._sink.append_record(GangRecord(gang=self._gang, ranks=(told[0], *others)))
+            ranks = control.hear_all(keys, Rank)
+            others = (replace(rank, versions=None) if rank.versions == who.versions else rank for rank in ranks[1:])
+            self._sink.append_record(GangRecord(gang=self._gang, ranks=(ranks[0], *others)))
             control.say("startup/done", True)
         else:
             control.wait_for("startup/done")
 
     def run_study(self, study_id: str) -> None:
         """Measure one study of the plan, and record its start and the reason of its end."""
-        here, plan = self._progress, self._plan
-        here.study, here.arm, here.round, here.phase = study_id, None, None, "preparation"
+        progress, plan = self._progress, self._plan
+        progress.study, progress.arm, progress.round, progress.phase = study_id, None, None, "preparation"
         if self._is_first:
             self._sink.append_record(StudyStart(study=study_id, unix_s=time.time()))
         if plan.pairs is not None and study_id == plan.pairs.id:
@@ -166,13 +166,13 @@ class GangMember:
         data = workload.data
         if data == "synthetic" or all(arm.data_of(workload) == "synthetic" for arm in study.arms):
             return None
-        here, is_first = self._progress, context.control.local_rank == 0
-        here.phase = "reading the folder"
+        progress, is_first = self._progress, context.control.local_rank == 0
+        progress.phase = "reading the folder"
         if not is_first:  # one phase further, so a hang points at the reading rank
-            here.phase = "waiting for another rank to read the folder"
+            progress.phase = "waiting for another rank to read the folder"
         samples = open_samples(data, "train", workload.family, context.control, f"{study.id}/samples")
         if is_first:
-            here.phase = "comparing the folder"
+            progress.phase = "comparing the folder"
         # Below the limit after which an inactive gang is ended without a reason.
         timeout_s = context.timeout.total_seconds() / 8
         return partial(SampleLoader, samples, cores=context.loader_cores, timeout_s=timeout_s)
@@ -183,20 +183,20 @@ class GangMember:
             return
         control = self._control
         self._groups += [group for group in groups if control.rank in group and group not in self._groups]
-        said = replace(
+        transport = replace(
             self._transport.read(self._groups), process_group=process_group_class(self._context.device.torch_device)
         )
 
         record = partial(GangTransport, study=study_id, gang=self._gang)
-        self._context.record(f"{study_id}/transport", said, RankTransport, record)
+        self._context.record(f"{study_id}/transport", transport, RankTransport, record)
 
     @property
     def _is_first(self) -> bool:
         return self._control.rank == 0
 
     def _run_arm(self, study: Study, arms: StudyArms, steps_of: Mapping[str, int], arm: Arm, number: int) -> None:
-        here, steps = self._progress, steps_of[arm.name]
-        here.arm, here.phase = arm.name, "timed block"
+        progress, steps = self._progress, steps_of[arm.name]
+        progress.arm, progress.phase = arm.name, "timed block"
         key = f"{study.id}/{number}/{arm.name}"
         turn, rank, part = study.turn(self._plan.seed, number), self._control.rank, None
         groups, ranks = self._layout.groups(arm, turn), self._layout.ranks([arm], turn)
@@ -205,7 +205,7 @@ class GangMember:
             group = next(group for group, members in enumerate(groups) if rank in members)
             timed = _part(rank, group, arm.batch_size, arms.time_block(arm, steps))
             part = self._context.sampled(timed, "utilization", "energy_j")
-        here.phase = "gathering"
+        progress.phase = "gathering"
         common = {"study": study.id, "arm": arm.name, "round": number, "gang": self._gang}
 
         def join(parts: list[RankBlock]) -> None:
@@ -216,13 +216,13 @@ class GangMember:
 
     def _examine(self, study: Study, arms: StudyArms) -> None:
         """Record the seeded step of each rank and the FLOPs per sample, before any training."""
-        ranks, said = study.ranks(study.arms, self._layout), None
+        ranks, seeded = study.ranks(study.arms, self._layout), None
         if self._control.rank in ranks:
             checksum, repeats = seeded_step(arms.model, study.workload)
-            said = SeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
+            seeded = SeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
 
         record = partial(SeededSteps, study=study.id, gang=self._gang)
-        self._context.record(f"{study.id}/seeded-step", said, SeededStep, record, ranks)
+        self._context.record(f"{study.id}/seeded-step", seeded, SeededStep, record, ranks)
         flops = workload_flops_record(study, arms.model) if self._is_first else None
         if flops is not None:
             self._sink.append_record(flops)
@@ -269,27 +269,27 @@ class GangMember:
         def number() -> int:
             """Of steps; 0 if there is no time for them."""
             step_s = self._step_s[arm.name]
-            found = steps_for_block(step_s, study.sustained_s, steps_at_once(study, arm))
-            return found if context.has_time_for(found * step_s) else 0
+            steps = steps_for_block(step_s, study.sustained_s, steps_at_once(study, arm))
+            return steps if context.has_time_for(steps * step_s) else 0
 
         count = self._control.decided(f"{key}/steps", number)
         if not count:
             return
-        here, said, ranks = self._progress, RankStretch(rank=self._control.rank), self._layout.ranks([arm])
-        here.arm, here.phase = arm.name, "sustained training"
+        progress, stretch, ranks = self._progress, RankStretch(rank=self._control.rank), self._layout.ranks([arm])
+        progress.arm, progress.phase = arm.name, "sustained training"
         context.wait_for_first_poll()
-        if said.rank in ranks:
+        if stretch.rank in ranks:
             timing = arms.time_block(arm, count)
             ended_s = timing.started_unix_s + timing.block_s
             if context.sampler is not None:
                 began_s = ended_s - min(SUSTAINED_S, timing.block_s)
-                told = context.sampler.cut(began_s, ended_s, tells_errors=False)  # the first block does
-                said = replace(said, sm_clock_mhz=told.sm_clock_mhz, temperature_c=told.temperature_c)
-            if any(said.rank == first for first, *_ in self._layout.groups(arm)):
-                said = replace(said, step_s=step_bytes(timing.step_s))
-        here.phase = "gathering"
+                telemetry = context.sampler.cut(began_s, ended_s, tells_errors=False)  # the first block does
+                stretch = replace(stretch, sm_clock_mhz=telemetry.sm_clock_mhz, temperature_c=telemetry.temperature_c)
+            if any(stretch.rank == first for first, *_ in self._layout.groups(arm)):
+                stretch = replace(stretch, step_s=step_bytes(timing.step_s))
+        progress.phase = "gathering"
         record = partial(Sustained, study=study.id, arm=arm.name, gang=self._gang)
-        context.record(key, said if said.rank in ranks else None, RankStretch, record, ranks)
+        context.record(key, stretch if stretch.rank in ranks else None, RankStretch, record, ranks)
 
 
 def _part(rank: int, group: int, batch_size: int, timing: Timing) -> RankBlock:
@@ -317,18 +317,18 @@ def _groups(study: Study, layout: Layout) -> list[Sequence[int]]:
     return [group for turn in range(study.turns) for arm in study.arms for group in layout.groups(arm, turn)]
 
 
-def refuse_other_layout(study: Study, planned: Layout, found: Layout) -> None:
+def refuse_other_layout(study: Study, planned: Layout, actual: Layout) -> None:
     """Refuse to measure another layout than the planned one: after the loss of a node, ``spread`` has fewer nodes.
 
     Raises:
         RuntimeError: ranks of an arm would be on other nodes than planned.
     """
     for arm in study.arms:
-        if arm.world_size > found.world_size:
+        if arm.world_size > actual.world_size:
             return  # refused with its own message by `StudyArms`
         fits = planned.fits_node(arm)
-        if fits != found.fits_node(arm) or (not fits and planned.groups(arm) != found.groups(arm)):
+        if fits != actual.fits_node(arm) or (not fits and planned.groups(arm) != actual.groups(arm)):
             raise RuntimeError(
                 f"{arm.name} of {study.id} is planned for {planned.nodes} nodes of {planned.ranks_per_node} ranks; "
-                f"this gang has {found.nodes} of {found.ranks_per_node}"
+                f"this gang has {actual.nodes} of {actual.ranks_per_node}"
             )

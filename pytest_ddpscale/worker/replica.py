@@ -220,10 +220,10 @@ class Replicas:
 def _ddp_arguments(variant: Variant) -> dict[str, Any]:
     """Arguments that differ from torch's defaults, which may change with versions and which users train with."""
     names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "broadcast_buffers")
-    said = {name: getattr(variant, name) for name in names if getattr(variant, name) != getattr(USUAL, name)}
-    if _FORWARD_SYNC in inspect.signature(DistributedDataParallel).parameters and "broadcast_buffers" in said:
-        said[_FORWARD_SYNC] = said.pop("broadcast_buffers")  # its name from torch 2.15 on
-    return said
+    changed = {name: getattr(variant, name) for name in names if getattr(variant, name) != getattr(USUAL, name)}
+    if _FORWARD_SYNC in inspect.signature(DistributedDataParallel).parameters and "broadcast_buffers" in changed:
+        changed[_FORWARD_SYNC] = changed.pop("broadcast_buffers")  # its name from torch 2.15 on
+    return changed
 
 
 def crew(arm: Arm) -> Crew:

@@ -15,7 +15,7 @@ from torch.profiler import record_function
 
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.util.owned_folder import owned_folder
-from pytest_ddpscale.worker.loading import Fed, SampleLoader
+from pytest_ddpscale.worker.loading import DeviceBatch, SampleLoader
 
 STEP, FORWARD, BACKWARD, OPTIMIZER = "ddpscale:step", "ddpscale:forward", "ddpscale:backward", "ddpscale:optimizer"
 LOAD = "ddpscale:load"
@@ -113,9 +113,9 @@ class Batch:
         """Draw data for the next block, the same for all its forward passes."""
         self.refill()
 
-    def fetch(self) -> Fed:
+    def fetch(self) -> DeviceBatch:
         """The samples, which are ready."""
-        return Fed(self.inputs, self.targets)
+        return DeviceBatch(self.inputs, self.targets)
 
     def end(self) -> list[float]:
         """Seconds waited for data in each pass of the block; empty, because synthetic data needs no wait."""
@@ -166,7 +166,7 @@ class Trainer:
         passes = len(self._batches)
         return [sum(waited_s[at : at + passes]) for at in range(0, len(waited_s), passes)]
 
-    def __call__(self, *given: Fed) -> None:
+    def __call__(self, *given: DeviceBatch) -> None:
         """Run one optimizer step, on batches that are given or on its own."""
         batches = given or self._batches
         with self._ranges(STEP):
@@ -182,7 +182,7 @@ class Trainer:
                     self._scaler.step(self._optimizer)
                     self._scaler.update()
 
-    def _pass(self, batch: Batch | SampleLoader | Fed, passes: int) -> None:
+    def _pass(self, batch: Batch | SampleLoader | DeviceBatch, passes: int) -> None:
         """Run forward and backward; the gradients of all passes add up to the mean over their samples."""
         with self._ranges(LOAD):
             fed = batch.fetch()

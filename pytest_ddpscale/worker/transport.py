@@ -47,12 +47,12 @@ def transport_environment(directory: Path, kept: Path, rank: int, environ: Mappi
     """
     is_asked = _LEVEL in environ
     path = str((kept if is_asked else directory) / f"nccl-rank-{rank}.log").replace("%", "%%")
-    found = {_LEVEL: "INFO", _FILE: path}
+    environment = {_LEVEL: "INFO", _FILE: path}
     if not is_asked:
-        found[_SUBSYSTEMS] = "INIT,ENV"
+        environment[_SUBSYSTEMS] = "INIT,ENV"
     elif _SUBSYSTEMS in environ:
-        found[_SUBSYSTEMS] = f"INIT,ENV,{environ[_SUBSYSTEMS]}"
-    return found
+        environment[_SUBSYSTEMS] = f"INIT,ENV,{environ[_SUBSYSTEMS]}"
+    return environment
 
 
 class TransportLog:
@@ -65,7 +65,7 @@ class TransportLog:
 
     def __init__(self, rank: int, layout: Layout, backend: str, environ: Mapping[str, str]) -> None:
         self._rank, self._layout, self._backend, self._environ = rank, layout, backend, environ
-        self._said: dict[str, str] = {}
+        self._variables: dict[str, str] = {}
         self._network: str | None = None
         self._has_nvls = False
         self._channels, self._within_node, self._between_nodes = Counter[str](), Counter[str](), Counter[str]()
@@ -91,7 +91,7 @@ class TransportLog:
             problem = f"{path} cannot be read: {error.strerror or error}"
         if not (problem or self._network or self._channels or self._has_nvls):
             problem = f"{path} has nothing on NCCL's connections ({self._messages} messages)"
-        variables = {**self._environ, **self._said}
+        variables = {**self._environ, **self._variables}
         if "Libfabric" in (self._network or "") and "NCCL_PROTO" not in self._environ:
             variables.pop("NCCL_PROTO", None)  # EFA's plugin sets it where NCCL must not choose LL128
         known = sorted((name, value) for name, value in variables.items() if variable_of(name, value))
@@ -124,7 +124,7 @@ class TransportLog:
         if match := _NETWORK.match(text):
             self._network = match[1].strip()
         elif match := _VARIABLE.fullmatch(text):
-            self._said[match[1]] = match[2]
+            self._variables[match[1]] = match[2]
         elif _NVLS.search(text):
             self._has_nvls = True
         elif _CONNECTION.match(text):
@@ -149,13 +149,13 @@ class TransportLog:
         if transport.startswith(("P2P/", "SHM/")) and "MNNVL" not in transport:
             return True
         own, peer, per_node = int(sender), int(receiver), self._layout.ranks_per_node
-        here = self._rank // per_node
-        found = {
-            group[peer] // per_node == here
+        node = self._rank // per_node
+        kept = {
+            group[peer] // per_node == node
             for group in groups
             if max(own, peer) < len(group) and group[own] == self._rank
         }
-        return found.pop() if len(found) == 1 else None
+        return kept.pop() if len(kept) == 1 else None
 
 
 def _name_of(via: str) -> str | None:

@@ -21,7 +21,7 @@ from pytest_ddpscale.plan.workload import ImageFolderData, Split
 from pytest_ddpscale.run.records import Checkpoint, EndReason, RankEpoch, RankTrained, TrainedEpoch, TrainedRun
 from pytest_ddpscale.util.owned_folder import owned_folder
 from pytest_ddpscale.worker.context import RankContext
-from pytest_ddpscale.worker.loading import Fed, SampleLoader, Shard, open_samples
+from pytest_ddpscale.worker.loading import DeviceBatch, SampleLoader, Shard, open_samples
 from pytest_ddpscale.worker.model import build_model, checksum
 from pytest_ddpscale.worker.replica import StepCounter
 from pytest_ddpscale.worker.training import Trainer, autocast, compiled, compiled_anew, compute_fp32_in_full, new_scaler
@@ -64,10 +64,10 @@ class WholeTraining:
 
     def __init__(self, run: TrainingRun, context: RankContext) -> None:
         if run.layout != context.control.layout:
-            found = context.control.layout
+            layout = context.control.layout
             raise RuntimeError(
                 f"{run.id} is planned for {run.nodes} nodes of {run.ranks_per_node} ranks; "
-                f"this gang has {found.nodes} of {found.ranks_per_node}"
+                f"this gang has {layout.nodes} of {layout.ranks_per_node}"
             )
         self._run, self._context = run, context
         self._spans = SpanClock()
@@ -140,9 +140,9 @@ class WholeTraining:
         spans = {COMPILE: 0.0, VALIDATION: 0.0, VALIDATION_WAITING: 0.0, **self._spans.taken()}
         part = RankEpoch(rank=control.rank, trained=trained, validated=validated, correct=correct, **spans)
 
-        told = partial(TrainedEpoch, study=self._run.id, gang=self._context.gang, epoch=epoch, losses=tuple(losses))
+        record = partial(TrainedEpoch, study=self._run.id, gang=self._context.gang, epoch=epoch, losses=tuple(losses))
         self._say("gathering")
-        self._context.record(f"{self._run.id}/{epoch}", part, RankEpoch, told)
+        self._context.record(f"{self._run.id}/{epoch}", part, RankEpoch, record)
         return ""
 
     def _train(self, epoch: int) -> tuple[list[float], int]:
@@ -188,7 +188,7 @@ class WholeTraining:
         with self._spans(VALIDATION):
             return validated, int(correct)  # waits for the device
 
-    def _awaited(self, batches: Iterator[Fed], span: str, *, ends: bool = False) -> Any:
+    def _awaited(self, batches: Iterator[DeviceBatch], span: str, *, ends: bool = False) -> Any:
         """The next batch; after the last one None if `ends`, else RuntimeError."""
         with self._spans(span):
             batch = next(batches, None)
@@ -196,12 +196,12 @@ class WholeTraining:
             raise RuntimeError(f"the data ended before {self._run.iterations} iterations of this epoch")
         return batch
 
-    def _validated(self, epoch: int) -> Iterator[Fed]:
+    def _validated(self, epoch: int) -> Iterator[DeviceBatch]:
         """This rank's samples, without the duplicates by which the sampler gives all ranks equally many."""
         left = len(range(self._context.control.rank, self._run.samples.validation_samples, self._run.world_size))
         for inputs, targets in self._validation.epoch(epoch):
             if left:
-                yield Fed(inputs[:left], targets[:left])
+                yield DeviceBatch(inputs[:left], targets[:left])
             left = max(0, left - len(targets))
 
     def _tell_end(self) -> None:
@@ -219,14 +219,14 @@ class WholeTraining:
             energy_j=context.sampler.energy_j() if context.sampler else None,
             parameters_checksum=mine, skipped_steps=len(self._losses) - self._steps.taken,
         )  # fmt: skip
-        counts = [(one.numel(), one.requires_grad) for one in self._model.parameters()]
-        told = partial(
+        counts = [(parameter.numel(), parameter.requires_grad) for parameter in self._model.parameters()]
+        record = partial(
             TrainedRun, study=self._run.id, gang=context.gang, start_up_s=self._start_up_s,
             checkpoint=checkpoint and Checkpoint(**checkpoint), parameters=sum(count for count, _ in counts),
             trainable_parameters=sum(count for count, trains in counts if trains),
         )  # fmt: skip
         self._say("gathering")
-        context.record(f"{self._run.id}/end", part, RankTrained, told)
+        context.record(f"{self._run.id}/end", part, RankTrained, record)
 
     def _checkpoint(self, trained: str) -> dict[str, Any]:
         """On rank 0: write weights and the optimizer's state into a temporary folder, and read them back, on the CPU.
@@ -240,36 +240,36 @@ class WholeTraining:
         Returns:
             Fields of `Checkpoint`.
         """
-        began_s, found = time.perf_counter(), dict[str, Any]()
+        began_s, fields = time.perf_counter(), dict[str, Any]()
         try:
             with owned_folder("checkpoint") as folder, (folder / "checkpoint.pt").open("w+b") as file:
                 torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, file)
                 file.flush()
                 os.fsync(file.fileno())
-                found["size_bytes"] = file.tell()
+                fields["size_bytes"] = file.tell()
                 file.seek(0)
                 reading_s = time.perf_counter()
                 state = torch.load(file, map_location="cpu")["model"]
-                found["read_s"] = time.perf_counter() - reading_s
+                fields["read_s"] = time.perf_counter() - reading_s
                 if checksum(state[name] for name, _ in self._model.named_parameters()) != trained:
-                    found["problem"] = f"{folder.parent}: a checkpoint was read with other weights than written"
+                    fields["problem"] = f"{folder.parent}: a checkpoint was read with other weights than written"
         except (OSError, RuntimeError) as error:
-            found["problem"] = f"{tempfile.gettempdir()}: cannot be written or read, or is full: {error}"
-        return {**found, "seconds": time.perf_counter() - began_s}
+            fields["problem"] = f"{tempfile.gettempdir()}: cannot be written or read, or is full: {error}"
+        return {**fields, "seconds": time.perf_counter() - began_s}
 
     def _say(self, phase: str) -> None:
         self._context.progress.arm = f"ddp@{self._run.world_size}"
         self._context.progress.phase = phase
 
 
-def padded(batch: Fed, size: int) -> Fed:
+def padded(batch: DeviceBatch, size: int) -> DeviceBatch:
     """A batch padded to a size with samples that never count as correct, because another size would recompile."""
     inputs, targets = batch
     missing = size - len(targets)
     if not missing:
         return batch
     more = inputs.new_zeros(missing, *inputs.shape[1:])
-    return Fed(torch.cat([inputs, more]), torch.cat([targets, targets.new_full((missing,), _NO_LABEL)]))
+    return DeviceBatch(torch.cat([inputs, more]), torch.cat([targets, targets.new_full((missing,), _NO_LABEL)]))
 
 
 def _loaders(run: TrainingRun, context: RankContext) -> list[SampleLoader]:
@@ -278,25 +278,25 @@ def _loaders(run: TrainingRun, context: RankContext) -> list[SampleLoader]:
     Raises:
         OSError, ValueError, RuntimeError: files are missing or invalid, or differ from the plan, or between nodes.
     """
-    family, device, asked, rank = run.workload.family, context.device.torch_device, run.samples, context.control.rank
-    data, found = None, list[ImageSamples | HeldImages]()
-    if asked.kind == "folder":
-        data = ImageFolderData(asked.path, workers=run.loader_workers)
-        planned_of: dict[Split, int] = {"train": asked.train_samples, "val": asked.validation_samples}
+    family, device, samples, rank = run.workload.family, context.device.torch_device, run.samples, context.control.rank
+    data, sets = None, list[ImageSamples | HeldImages]()
+    if samples.kind == "folder":
+        data = ImageFolderData(samples.path, workers=run.loader_workers)
+        planned_of: dict[Split, int] = {"train": samples.train_samples, "val": samples.validation_samples}
         for split, planned in planned_of.items():
-            one = open_samples(data, split, family, context.control, f"{run.id}/{split}")
-            if (len(one), one.classes) != (planned, asked.classes):
+            source = open_samples(data, split, family, context.control, f"{run.id}/{split}")
+            if (len(source), source.classes) != (planned, samples.classes):
                 raise ValueError(
-                    f"{one.root}: {len(one)} {family.samples} of {one.classes} classes; expected {planned} of "
-                    f"{asked.classes}, as when the run was planned"
+                    f"{source.root}: {len(source)} {family.samples} of {source.classes} classes; expected {planned} of "
+                    f"{samples.classes}, as when the run was planned"
                 )
-            found.append(one)
+            sets.append(source)
     else:
-        found += held_images(run, device)
+        sets += held_images(run, device)
     return [
         SampleLoader(
             samples, data, Shard(rank, run.world_size, run.workload.batch_size, is_training, run.seed), family, device,
             cores=context.loader_cores,
         )
-        for samples, is_training in zip(found, (True, False), strict=True)
+        for samples, is_training in zip(sets, (True, False), strict=True)
     ]  # fmt: skip

@@ -46,7 +46,7 @@ class Work(Protocol):
 
 
 @contextmanager
-def memory_permitting(what: str) -> Iterator[None]:
+def memory_permitting(purpose: str) -> Iterator[None]:
     """Raise CannotProbeError if memory does not suffice."""
     try:
         yield
@@ -54,7 +54,7 @@ def memory_permitting(what: str) -> Iterator[None]:
         is_memory = isinstance(error, torch.OutOfMemoryError)
         if is_memory or _CPU_OUT_OF_MEMORY in str(error) or _CUDA_OUT_OF_MEMORY in str(error):
             reason, *_ = str(error).splitlines()
-            raise CannotProbeError(f"not enough memory for {what}: {reason}") from error
+            raise CannotProbeError(f"not enough memory for {purpose}: {reason}") from error
         raise
 
 

@@ -134,7 +134,7 @@ def test_all_parts_are_run_in_order_and_few_files_are_left(healthy: Collected) -
 
 
 def test_every_test_that_needs_a_gpu_is_run(healthy: Collected) -> None:
-    (command,) = [one for one in healthy.commands if "gpu" in one]
+    (command,) = [command for command in healthy.commands if "gpu" in command]
     tests = BENCHMARKS.parent / "tests"
     marked = [path for path in tests.rglob("test_gpu*.py") if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
     assert len(marked) >= 4
@@ -143,15 +143,15 @@ def test_every_test_that_needs_a_gpu_is_run(healthy: Collected) -> None:
 
 def test_runs_take_options_that_there_are(healthy: Collected) -> None:
     by_flag = {option.flag: option for option in OPTIONS.values()}
-    runs = [one for one in healthy.commands if one[:2] == ["-m", "pytest"]]
+    runs = [command for command in healthy.commands if command[:2] == ["-m", "pytest"]]
     assert len(runs) == 3
-    for flag, equals, value in (option.partition("=") for one in runs for option in one if option.startswith("--")):
+    for flag, equals, value in (option.partition("=") for run in runs for option in run if option.startswith("--")):
         if flag != "--durations" and (by_flag[flag] and equals):
             read_value(flag, value, by_flag[flag].parse)  # a value that the option refuses ends its part at once
 
 
 def test_benchmarks_take_the_options_they_are_given(healthy: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = [one for one in healthy.commands if one[0].startswith("benchmarks/")]
+    commands = [command for command in healthy.commands if command[0].startswith("benchmarks/")]
     assert len(commands) == 3
     for command in commands:
         monkeypatch.setattr(sys, "argv", command)
@@ -161,7 +161,7 @@ def test_benchmarks_take_the_options_they_are_given(healthy: Collected, monkeypa
 def test_tools_take_the_options_they_are_given(
     healthy: Collected, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tools = [one for one in healthy.commands if "pytest_ddpscale.cli" in one[1]]
+    tools = [command for command in healthy.commands if "pytest_ddpscale.cli" in command[1]]
     assert len(tools) == 4
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for flag, code, *arguments in tools:

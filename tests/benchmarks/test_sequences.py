@@ -74,12 +74,12 @@ def test_a_sound_design_is_told_from_a_naive_one(
 ) -> None:
     scenarios = [one for one in sequences.scenarios() if re.search(pattern, f"{one.group}/{one.name}")]
     assert scenarios
-    for one in scenarios:
-        ends: dict[str, Any] = sequences.row_of(one, runs, limit, 3)
+    for scenario in scenarios:
+        ends: dict[str, Any] = sequences.row_of(scenario, runs, limit, 3)
         shares = (getattr(ends[rule], field) if rule in ends else 0.0 for rule in ("verdict", "t-test"))
         verdict, t_test = (getattr(share, "value", share) for share in shares)
-        assert least <= verdict <= most, one
-        assert t_test >= naive, one
+        assert least <= verdict <= most, scenario
+        assert t_test >= naive, scenario
 
 
 def test_requirements_of_a_machine_share_noise_and_remember_it() -> None:

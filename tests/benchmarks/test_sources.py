@@ -138,7 +138,7 @@ def test_another_commit_than_the_cited_one_is_a_problem(cited: Path) -> None:
     change(cited / "thresholds.yaml", f"results@{commit}", "results@0123456")
     code, _, problems = checked_ours(cited)
     assert (code, len(problems)) == (1, 3)
-    assert all(one.endswith("its source cites another commit") for one in problems)
+    assert all(problem.endswith("its source cites another commit") for problem in problems)
 
 
 def test_without_a_copy_nothing_is_compared(cited: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_fault_is_rejected_named_and_told_by_what(monkeypatch: pytest.MonkeyPa
         "b200 8 faults=slow-probe:all:memory-copy:0.9 at=all : all memories",
         "b200 8 workloads=resnet50-nchw-fp16 slow=30 at=ranks places=3 : a GPU 30 % slow",
     )  # fmt: skip
-    of = cells(monkeypatch, capsys, "--runs=1", f"--match={faults}", *(f"--line={one}" for one in lines))
+    of = cells(monkeypatch, capsys, "--runs=1", f"--match={faults}", *(f"--line={line}" for line in lines))
     assert [of["none"][key] for key in ("accepted", "caught", "accused", "by")] == ["100", "0", "0", "nothing"]
     seen = ("rejected", "caught", "found", "named", "accused")
     assert [of["memory"][key] for key in (*seen, "by")] == [*["100"] * 4, "0", "probe_uniformity[memory-copy]"]

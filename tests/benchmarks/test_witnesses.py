@@ -67,11 +67,11 @@ def test_each_defect_fails_the_test_that_watches_it(tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for file in ("pyproject.toml", "thresholds.yaml"):
         shutil.copy2(ROOT / file, tmp_path)
-    tests = {one.id: f"tests/{one.seen_by}" for one in TABLE.DEFECTS if "::" in one.seen_by}
+    tests = {defect.id: f"tests/{defect.seen_by}" for defect in TABLE.DEFECTS if "::" in defect.seen_by}
     assert len(tests) >= 20
     assert TABLE.first_failure(tmp_path, sorted(set(tests.values()))) == "", "without a defect"
-    defects = [one for one in TABLE.DEFECTS if one.id in tests]
-    failed = {one.id: TABLE.caught_by(tmp_path, one, [tests[one.id]]).partition("[")[0] for one in defects}
+    defects = [defect for defect in TABLE.DEFECTS if defect.id in tests]
+    failed = {defect.id: TABLE.caught_by(tmp_path, defect, [tests[defect.id]]).partition("[")[0] for defect in defects}
     assert failed == tests
 
 
@@ -80,7 +80,7 @@ def test_each_rule_has_one_defect() -> None:
     assert len(rules) == len(set(rules)) == 34
 
 
-@pytest.mark.parametrize("defect", [pytest.param(one, id=one.id) for one in TABLE.DEFECTS if one.seen_by])
+@pytest.mark.parametrize("defect", [pytest.param(defect, id=defect.id) for defect in TABLE.DEFECTS if defect.seen_by])
 def test_what_sees_a_defect_is_there(defect: Any) -> None:
     if not defect.seen_by.startswith("oracle: "):
         file, *_, name = defect.seen_by.split("::")

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_ddpscale.compare.value_change import Estimate as Estimate
 from pytest_ddpscale.compare.value_change import ValueChange as ValueChange
+from pytest_ddpscale.compare.value_change import ValueInterval as ValueInterval
 from pytest_ddpscale.families.image import ImageFamily
-from pytest_ddpscale.judge.links import rails_of as rails_of
+from pytest_ddpscale.judge.links import gpu_pairs_of as gpu_pairs_of
 from pytest_ddpscale.judge.links import slow_links as slow_links
-from pytest_ddpscale.judge.stats import Found as Found
+from pytest_ddpscale.judge.stats import Estimate as Estimate
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Pace, build_plan

@@ -48,23 +48,23 @@ def blocks_of(measured: Iterable[Measurement], gang: int = 0) -> list[Block]:
 
 def block_of(ranks: Sequence[Measurement], gang: int = 0, *, checked: bool = True) -> Block:
     """One block, which has the steps of all its ranks or of none; unchecked also with readings that cannot be."""
-    first, has_steps = ranks[0], all(one.step_s for one in ranks)
-    said: dict[str, list[Any]] = {name: [getattr(one, name) for one in ranks] for name in _READINGS}
+    first, has_steps = ranks[0], all(rank.step_s for rank in ranks)
+    said: dict[str, list[Any]] = {name: [getattr(rank, name) for rank in ranks] for name in _READINGS}
     if not has_steps:
-        said["step_stdev_s"] = [one.step_stdev_s for one in ranks]
+        said["step_stdev_s"] = [rank.step_stdev_s for rank in ranks]
     readings: dict[str, Any] = {name: column(values) for name, values in said.items() if values != [None] * len(ranks)}
     series = {
-        STEP_S: b"".join(step_bytes(one.step_s) for one in ranks if has_steps),
+        STEP_S: b"".join(step_bytes(rank.step_s) for rank in ranks if has_steps),
         WAITED_S: b"".join(
-            step_bytes([one.waited_s / one.steps] * one.steps) for one in ranks if one.waited_s is not None
+            step_bytes([rank.waited_s / rank.steps] * rank.steps) for rank in ranks if rank.waited_s is not None
         ),
     }
-    checksums = joined_checksums([one.parameters_checksum and f"{one.parameters_checksum:0>16}" for one in ranks])
+    checksums = joined_checksums([rank.parameters_checksum and f"{rank.parameters_checksum:0>16}" for rank in ranks])
     readings |= {"single_sample": True} if first.single_sample else {}
     block = Block(
-        study=first.study, arm=first.arm, round=first.round, gang=gang, ranks=tuple(one.rank for one in ranks),
-        groups=_groups(first.arm, len(ranks)), count=column(one.steps for one in ranks), work=float(first.batch_size),
-        began_unix_s=column(one.started_unix_s for one in ranks), seconds=column(one.block_s for one in ranks),
+        study=first.study, arm=first.arm, round=first.round, gang=gang, ranks=tuple(rank.rank for rank in ranks),
+        groups=_groups(first.arm, len(ranks)), count=column(rank.steps for rank in ranks), work=float(first.batch_size),
+        began_unix_s=column(rank.started_unix_s for rank in ranks), seconds=column(rank.block_s for rank in ranks),
         readings=readings if checked else {},
         series={name: steps for name, steps in series.items() if steps}, digests=checksums,
     )  # fmt: skip
@@ -90,17 +90,17 @@ def probe_blocks_of(probed: Iterable[ProbeMeasurement], gang: int = 0) -> list[B
 
 def _probe_block(turn: int, ranks: Sequence[ProbeMeasurement], gang: int) -> Block:
     first = ranks[0]
-    columns: dict[str, Any] = {name: column(getattr(one, name) for one in ranks) for name in ("work", "seconds")}
+    columns: dict[str, Any] = {name: column(getattr(rank, name) for rank in ranks) for name in ("work", "seconds")}
     pairs = {pair: number for number, pair in enumerate(dict.fromkeys(map(_pair, ranks)))}
-    groups: Any = column(pairs[_pair(one)] for one in ranks)
+    groups: Any = column(pairs[_pair(rank)] for rank in ranks)
     if first.peer_rank is None:
-        groups = column(one.rank // first.world_size if first.world_size > 1 else 0 for one in ranks)
+        groups = column(rank.rank // first.world_size if first.world_size > 1 else 0 for rank in ranks)
     return Block(
         study=first.study, arm=Arm(first.probe, first.world_size).name, round=first.round,
         turn=turn, gang=gang,
-        ranks=tuple(one.rank for one in ranks), groups=groups, count=first.iterations,
-        began_unix_s=column(one.started_unix_s for one in ranks),
-        readings={"is_correct": column(one.is_correct for one in ranks)}, **columns,
+        ranks=tuple(rank.rank for rank in ranks), groups=groups, count=first.iterations,
+        began_unix_s=column(rank.started_unix_s for rank in ranks),
+        readings={"is_correct": column(rank.is_correct for rank in ranks)}, **columns,
     )  # fmt: skip
 
 
@@ -111,13 +111,13 @@ def _pair(one: ProbeMeasurement) -> frozenset[int | None]:
 def _turns(ranks: Sequence[ProbeMeasurement]) -> list[list[ProbeMeasurement]]:
     of_pair: dict[frozenset[int | None], int] = {}
     turns: list[list[ProbeMeasurement]] = []
-    for one in ranks:
-        pair = _pair(one)
+    for rank in ranks:
+        pair = _pair(rank)
         busy = [turn for other, turn in of_pair.items() if None not in pair and pair & other and pair != other]
         turn = of_pair.setdefault(pair, next(turn for turn in range(len(busy) + 1) if turn not in busy))
-        turn = 0 if one.peer_rank is None else turn
+        turn = 0 if rank.peer_rank is None else turn
         turns += [[] for _ in range(turn + 1 - len(turns))]
-        turns[turn].append(one)
+        turns[turn].append(rank)
     return turns
 
 

@@ -34,7 +34,7 @@ class Telemetry(GpuReadings, frozen=True):
 def telemetry_of(records: Iterable[object], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
     """Records GPU by GPU."""
     found = []
-    for block in (one for one in records if isinstance(one, TelemetryBlock)):
+    for block in (record for record in records if isinstance(record, TelemetryBlock)):
         columns = [each(getattr(block, name), len(block.ranks)) for name in READINGS]
         for rank, *values in zip(block.ranks, *columns, strict=True):
             at = gangs[block.gang].ranks[rank].place
@@ -60,5 +60,5 @@ def flags_of(readings: GpuReadings) -> tuple[str, ...]:
     """What is conspicuous about a GPU, in order."""
     window = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-0", **{name: getattr(readings, name) for name in READINGS})
     told = columns_of_telemetry([window])
-    found = {**checks.anomalies(told), "throttled": checks.held_down(told).tolist()}
+    found = {**checks.anomalies(told), "throttled": checks.is_throttled(told).tolist()}
     return tuple(name for name, at in found.items() if any(at))

@@ -23,6 +23,8 @@ def tiny_thresholds(*requirements: str, before: tuple[str, ...] = ()) -> str:
 
 
 def _sku(name: str, detect: str, requirements: tuple[str, ...]) -> str:
-    rows = "".join(f"      - {{{one}, of: tiny, published: paper, because: made up}}\n" for one in requirements)
+    rows = "".join(
+        f"      - {{{requirement}, of: tiny, published: paper, because: made up}}\n" for requirement in requirements
+    )
     batch = "{tiny: {per_gpu: 4, global: 8}}"
     return f"  {name}:\n    description: made up\n    detect: {detect}\n    batch: {batch}\n    requirements:\n{rows}"

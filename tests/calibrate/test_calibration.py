@@ -81,7 +81,7 @@ def test_a_node_that_lacks_rounds_of_a_gpu_has_no_value_and_more_rounds_reach_le
     evidence, lacking = sound[0].evidence, faulty("missing-rank:3:5", number=1)[0].evidence
     for name in (THROUGHPUT, "memory_bandwidth_gbps[memory-copy]"):
         assert set(node_values(CASES[name], lacking)) == {*HOSTS} - {HOSTS[1]}
-    longer = tuple(replace(one, rounds=4 * one.rounds) for one in evidence.plan.studies)
+    longer = tuple(replace(study, rounds=4 * study.rounds) for study in evidence.plan.studies)
     plans = evidence.plan, replace(evidence.plan, studies=longer)
     few, many = (node_values(CASES[THROUGHPUT], replace(evidence, plan=plan))[HOSTS[0]].reach for plan in plans)
     assert many == pytest.approx(few / 2)
@@ -155,7 +155,7 @@ def test_who_is_left_out_and_which_bounds_are_loosened_only_if_told_to(
 
 def test_what_compares_places_has_no_bandwidth_to_calibrate() -> None:
     cases = cases_for(thresholds(), "b200", Layout(4, 8))
-    case = next(one for one in cases if one.requirement.definition.compares_places)
+    case = next(case for case in cases if case.requirement.definition.compares_places)
     assert isinstance(case, NodeCase)
     assert case.probe is not None
     plan = probe_plan(case.probe, nodes=4)
@@ -197,7 +197,8 @@ def test_what_the_sites_file_changes_and_waives_holds_for_the_new_rows(tmp_path:
     found = calibrate(file, SKU, sound, 0.01, 0.25)
     write_overlay(new, overlay_of(found, provenance_of(found, sound), file))
     before, after = (
-        {one.key(): one for one in load_thresholds(path).thresholds.skus[SKU].requirements} for path in (site, new)
+        {requirement.key(): requirement for requirement in load_thresholds(path).thresholds.skus[SKU].requirements}
+        for path in (site, new)
     )
     named = [key for key, one in before.items() if one.where.startswith(str(site)) or one.waiver]
     assert {key[0] for key in named} == {"throughput_per_gpu", "memory_bandwidth_gbps"}

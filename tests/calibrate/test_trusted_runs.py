@@ -69,7 +69,7 @@ def test_what_is_no_ground_for_bounds_is_refused(tmp_path: Path) -> None:
         [first, simulated(second)], [first, replace(second, digest=first.digest)],
         [first, replace(second, record=altered(second.record, sku="h100"))],
         [first, replace(second, evidence=three_gpus)], [first, other_torch], other_drivers,
-        [replace(one, gpus={host: one.gpus[host]}) for one in runs],
+        [replace(run, gpus={host: run.gpus[host]}) for run in runs],
     )  # fmt: skip
     told += [said(refuse_unlike_runs, of) for of in of_runs]
     rehearsals = [first, simulated(second)], [simulated(run) for run in runs]

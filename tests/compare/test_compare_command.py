@@ -58,7 +58,7 @@ def test_exit_codes_and_answers(tmp_path: Path, typed: Typed) -> None:
         about = {"status": name} if name == "simulated" else {}
         run = judged_run(tmp_path / name, night, {"n1": [pace] * 2}, outcome=outcome, record=about)
         if verdicts:
-            conclude(run, "accepted" if all(one.passed for one in verdicts) else "incomplete", at(0), *verdicts)
+            conclude(run, "accepted" if all(verdict.passed for verdict in verdicts) else "incomplete", at(0), *verdicts)
     told = list[str]()
     for words in COMMANDS:
         code, said, errors = typed(words)

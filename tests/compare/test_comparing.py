@@ -50,14 +50,16 @@ def run(seed: int, *faults: str, gpus: int = 8, rounds: int = 16) -> PastRun:
 
 def of_another_baseline(base: PastRun) -> PastRun:
     """The same run, whose single GPUs were trained without DDP."""
-    verdicts = tuple(replace(one, one_gpu="alone" if one.one_gpu else None) for one in base.judgement.verdicts)
+    verdicts = tuple(
+        replace(verdict, one_gpu="alone" if verdict.one_gpu else None) for verdict in base.judgement.verdicts
+    )
     return replace(base, judgement=replace(base.judgement, verdicts=verdicts))
 
 
 def other(base: PastRun, sku: str = "", **changes: Any) -> PastRun:
     """The same run of another workload, or SKU."""
     plan = base.evidence.plan
-    studies = tuple(replace(one, workload=with_settings(one.workload, **changes)) for one in plan.studies)
+    studies = tuple(replace(study, workload=with_settings(study.workload, **changes)) for study in plan.studies)
     evidence = replace(base.evidence, plan=replace(plan, studies=studies))
     return replace(base, evidence=evidence, record=about(sku or base.record.sku))
 

@@ -90,8 +90,10 @@ def test_jobs_for_ci_call_what_exists_and_keep_what_it_writes(parsers: Parsers) 
     for block in found:
         job = yaml.safe_load(block.text)
         commands = [one for line in _below(job, ("run", "script")) for one in commands_of(line, block.where)]
-        (folder,) = {word.partition("=")[2] for one in commands for word in one.arguments if "--ddp-run-dir=" in word}
-        assert [problem for one in commands if (problem := parsers.problem(one))] == []
+        (folder,) = {
+            word.partition("=")[2] for command in commands for word in command.arguments if "--ddp-run-dir=" in word
+        }
+        assert [problem for command in commands if (problem := parsers.problem(command))] == []
         assert _below(job, ("path", "paths")) == [folder], "artifacts"
 
 

@@ -40,7 +40,7 @@ def test_it_trains_on_real_ranks_and_is_judged(tmp_path: Path) -> None:
     assert [verdicts[name]["unit"] for name in ("throughput_per_gpu", "inference_throughput")] == ["text/s"] * 2
     run = site / "run"
     records = map(json.loads, (run / "measurements.jsonl").read_text().splitlines())
-    (flops,) = {one["flops_per_sample"] for one in records if "flops_per_sample" in one}
+    (flops,) = {record["flops_per_sample"] for record in records if "flops_per_sample" in record}
     assert flops == 3 * 2 * 16 * 32 * 64, "a matrix product forward, two backward"
     plan = json.loads((run / "plan.json").read_text())
     assert {study["workload"]["family"]["kind"] for study in plan["studies"]} == {"characters"}

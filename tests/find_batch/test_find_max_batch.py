@@ -166,7 +166,7 @@ def record(kind: str, **fields: object) -> str:
 def memory(*ranks: tuple[int, int, int | None]) -> str:
     """Source that says what ranks took: bytes of their own, shared ones, and all that their device has."""
     names = "own_bytes", "shared_bytes", "total_bytes"
-    return record("memory", ranks=[dict(zip(names, one, strict=True)) for one in ranks])
+    return record("memory", ranks=[dict(zip(names, rank, strict=True)) for rank in ranks])
 
 
 def timed(arm: str, number: int, *seconds: float) -> str:

@@ -203,7 +203,7 @@ def told(history: Path) -> Iterator[str]:
         runs = [run for one in skus_and_hosts(connection) for run in node_runs(connection, *one)]
     for run in runs:
         values = f"{len(run.norm) if run.counts else 'not'} of {len(run.values)} values count"
-        values += f", at least {min(one.value for one in run.values):.4g}" if run.values else ""
+        values += f", at least {min(value.value for value in run.values):.4g}" if run.values else ""
         versions = [run.versions.get(name) for name in ("driver", "torch", "cuda")]
         yield f"  {run.host} of {run.sku} at {run.started_at}: {run.outcome}, {values}"
         yield f"    failed {[*run.failed]}, versions {versions}, {Path(run.path).name}"
@@ -278,7 +278,7 @@ def test_runs_without_a_norm_push_none_out_of_the_window(tmp_path: Path, history
     """Runs that only looked at the node, were rejected, or regressed in all."""
     add_run(history, judged_run(tmp_path / "run").path)
     [sound] = runs_of(history)
-    fallen = tuple(altered(one, has_regressed=True) for one in sound.values)
+    fallen = tuple(altered(value, has_regressed=True) for value in sound.values)
     without = [altered(sound, values=()), altered(sound, counts=False), altered(sound, values=fallen)]
     with writing(history) as connection:
         connection.execute("DELETE FROM nodes")

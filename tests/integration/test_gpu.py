@@ -226,7 +226,7 @@ def test_the_node_passes_the_checks_of_its_sku(gpu_run: GpuRun, sku: Sku, name: 
         pytest.skip("there is no nvidia-smi here")
     records = gpu_run.directory.read_records()
     telemetry = telemetry_columns_of(
-        [one for one in records if isinstance(one, TelemetryBlock)], gangs_by_number(records)
+        [record for record in records if isinstance(record, TelemetryBlock)], gangs_by_number(records)
     )
     evidence = replace(evidence_of(gpu_run.plan, Columns(), records), telemetry=telemetry)
     found = worded(judge(check_case(name, sku=sku), evidence, CONFIDENCE))
@@ -440,6 +440,6 @@ def test_measurements_have_the_energy_and_utilization_of_their_gpu(gpu_run: GpuR
 @EACH_PRECISION
 def test_images_per_joule_are_measured_in_every_round(gpu_run: GpuRun, precision: Precision) -> None:
     blocks = gpu_run.blocks(precision, "alone")
-    values = [one.batch_size * one.steps / one.energy_j for one in blocks if one.energy_j]
+    values = [block.batch_size * block.steps / block.energy_j for block in blocks if block.energy_j]
     assert len(values) == ROUNDS
     assert all(0.5 < value < 200 for value in values)  # ResNet-18 on GPUs from V100 to B200: some 5 to 30

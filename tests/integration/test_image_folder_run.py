@@ -61,8 +61,8 @@ def test_arms_read_the_folder_epoch_after_epoch_beside_synthetic_data(
         assert 0 < one["waited_share"] < 1
     blocks = [one for one in run.read_records() if isinstance(one, Block) and one.arm == "ddp@2+workers=1,prefetch=2"]
     assert len(blocks) == 8
-    assert all(len(one.series["waited_s"]) == len(one.series["step_s"]) for one in blocks)
-    assert sum(int(one.each("count")[0]) for one in blocks) > 3 * (37 // 2 // 4), "several epochs"
+    assert all(len(block.series["waited_s"]) == len(block.series["step_s"]) for block in blocks)
+    assert sum(int(block.each("count")[0]) for block in blocks) > 3 * (37 // 2 // 4), "several epochs"
     assert main(["report", "measured"]) == 0
     assert capsys.readouterr().out == told
 
@@ -140,7 +140,7 @@ def ranks_that_load(process: subprocess.Popen[str]) -> list[psutil.Process]:
     while time.monotonic() < ends_s:
         run = RunDirectory(Path("measured"))
         records = run.read_records() if run.measurements_jsonl.exists() else []
-        if any(isinstance(one, Block) for one in records):
+        if any(isinstance(record, Block) for record in records):
             (gang,) = gangs_by_number(records).values()
             return [psutil.Process(rank.pid) for rank in gang.ranks]
         assert process.poll() is None, process.stdout.read() if process.stdout else ""

@@ -81,5 +81,5 @@ def test_whole_runs_of_one_and_two_nodes_are_complete_and_explained(lab: SlurmLa
     gangs = gangs_by_number(run.read_records())
     assert [gang.hosts for gang in gangs.values()] == [["n1"], ["n1", "n2"]]
     runs = json.loads(run.suite_json.read_text(encoding="utf-8"))["tables"]["runs"]
-    assert [(one["run"], one["is_complete"]) for one in runs] == [("train/made-64@1", True), ("train/made-64@2", True)]
-    assert all(abs(one["unexplained"]) < 0.2 for one in runs), runs
+    assert [(run["run"], run["is_complete"]) for run in runs] == [("train/made-64@1", True), ("train/made-64@2", True)]
+    assert all(abs(run["unexplained"]) < 0.2 for run in runs), runs

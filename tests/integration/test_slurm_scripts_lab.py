@@ -178,8 +178,10 @@ def test_each_idle_node_is_checked_by_itself_and_busy_ones_are_not_waited_for(la
         assert "REJECTED" in log
         assert read_evidence(RunDirectory(night / name)).hosts == [name]
         verdicts = json.loads((night / name / "verdicts.json").read_text())["verdicts"]
-        assert [one["id"] for one in verdicts if one["outcome"] == "failed"] == ["matmul_tflops[matmul-fp32]"], log
-        assert {one["id"] for one in verdicts if one["outcome"] == "passed"} == NODE_HEALTH, log
+        assert [verdict["id"] for verdict in verdicts if verdict["outcome"] == "failed"] == [
+            "matmul_tflops[matmul-fp32]"
+        ], log
+        assert {verdict["id"] for verdict in verdicts if verdict["outcome"] == "passed"} == NODE_HEALTH, log
     assert not (night / "n3").exists()
     with reading(tmp_path / "ddpscale-runs" / "history.sqlite") as history:
         assert skus_and_hosts(history) == [("cpu", "n1"), ("cpu", "n2")]

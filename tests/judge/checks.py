@@ -43,7 +43,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.report.words.reasons import say
-from pytest_ddpscale.run.evidence import Evidence, busy_as_told
+from pytest_ddpscale.run.evidence import Evidence, with_telemetry_utilization
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.records import RankTransport
@@ -125,7 +125,7 @@ class Change:
     def is_at(self, node: int, gpu: int | None = None, arm: str = "", number: int = 0) -> bool:
         """Whether it is there and then."""
         places = [re.fullmatch(r"(?:n([\d-]+))?(?:\.([\d-]+))?", one) for one in self.where.split(",")]
-        is_there = any(one and is_in(one[1], node) and is_in(one[2], gpu) for one in places)
+        is_there = any(place and is_in(place[1], node) and is_in(place[2], gpu) for place in places)
         return is_there and (not self.arms or arm in self.arms.split(",")) and is_in(self.rounds, number)
 
     @property
@@ -150,10 +150,10 @@ class Change:
 
 def changed(healthy: Any, changes: Iterable[Change]) -> Any:
     """What changes make of it; None if it is gone."""
-    for one in changes:
-        if one.name in ("gone", "idle"):
+    for change in changes:
+        if change.name in ("gone", "idle"):
             return None
-        healthy = one.of(healthy)
+        healthy = change.of(healthy)
     return healthy
 
 
@@ -218,7 +218,7 @@ class Checked:
         broke, ended = ({self.options[how]: "it broke"} if how in self.options else {} for how in ("broke", "ended"))
         telemetry = columns_of_telemetry(told)
         return Evidence(
-            self.plan, busy_as_told(columns_of(measured), telemetry), broke, interrupted=ended,
+            self.plan, with_telemetry_utilization(columns_of(measured), telemetry), broke, interrupted=ended,
             hosts=[one.host for one in healthy.values()] if later else (),
             surveys={one.host: one for one in before.values()}, telemetry=telemetry,
             transports=self._connections(stages["nccl"]) if "nccl" in stages else {},
@@ -240,10 +240,10 @@ class Checked:
         found = dict[int, Survey]()
         for node, survey in healthy.items():
             gpus = [
-                changed(gpu, [one for one in changes if not one.is_of_node and one.is_at(node, number)])
+                changed(gpu, [change for change in changes if not change.is_of_node and change.is_at(node, number)])
                 for number, gpu in enumerate(survey.gpus)
             ]
-            left = changed(survey, [one for one in changes if one.is_of_node and one.is_at(node)])
+            left = changed(survey, [change for change in changes if change.is_of_node and change.is_at(node)])
             if left is not None:
                 whole = replace(left, gpus=tuple(gpu for gpu in gpus if gpu is not None))
                 found[node] = Survey(left.host, left.unix_s, left.problem) if left.problem else whole
@@ -263,7 +263,7 @@ class Checked:
         for number, name in itertools.product(range(int(self.options.get("rounds", 4))), names):
             study = self.study.id if "@" in name and not name.startswith("all") else PROBES
             for node, gpu, place in self._places():
-                own, start = [one for one in changes if one.is_at(node, gpu, name, number)], 1.7e9 + number
+                own, start = [change for change in changes if change.is_at(node, gpu, name, number)], 1.7e9 + number
                 healthy = replace(
                     WINDOW, study=study, arm=name, round=number, started_unix_s=start, ended_unix_s=start + 1, **place
                 )
@@ -280,7 +280,7 @@ class Checked:
         for node, gpu, place in self._places():
             between = CONNECTED.channels_between_nodes if self.nodes > 1 else {}
             healthy = replace(CONNECTED, rank=place["rank"], channels_between_nodes=between)
-            one = changed(healthy, [one for one in changes if one.is_at(node, gpu)])
+            one = changed(healthy, [change for change in changes if change.is_at(node, gpu)])
             if one is not None:
                 every = one.channels | one.channels_within_node | one.channels_between_nodes
                 found[Place(place["host"], gpu, place["device"], gpu)] = replace(one, channels=every)
@@ -300,7 +300,7 @@ class Checked:
         elif verdict.outcome in ("passed", "failed"):
             why = []
         yield f"{verdict.outcome}{value}{' partly' * (PARTLY_KNOWN in verdict.flags)}"
-        yield from (f"! {self._culprit(one)}" for one in verdict.culprits)
+        yield from (f"! {self._culprit(culprit)}" for culprit in verdict.culprits)
         for mark, reason in (*why, *(("~", note) for note in verdict.remarks)):
             yield from (f"{mark} {told}" for told in self._each(reason))
 
@@ -315,14 +315,18 @@ class Checked:
         more = [f"{others} more"] * (others > 0)
         return [*map(self.short, told), *more, *filter(None, [why])]
 
-    def _culprit(self, one: Culprit) -> str:
-        where, gpu = f"{one.kind} {one.host}", one.place.index
-        if one.kind == "gpu":
-            usual = {"uuid": f"GPU-{one.host}-{gpu}", "rank": gpu, "pci": f"0:{gpu:02}"}
-            found = {"uuid": one.place.uuid or None, "rank": one.place.local_rank, "pci": one.place.pci or usual["pci"]}
+    def _culprit(self, culprit: Culprit) -> str:
+        where, gpu = f"{culprit.kind} {culprit.host}", culprit.place.index
+        if culprit.kind == "gpu":
+            usual = {"uuid": f"GPU-{culprit.host}-{gpu}", "rank": gpu, "pci": f"0:{gpu:02}"}
+            found = {
+                "uuid": culprit.place.uuid or None,
+                "rank": culprit.place.local_rank,
+                "pci": culprit.place.pci or usual["pci"],
+            }
             where += f".{gpu}" + "".join(f" {key}={found[key]}" for key in usual if found[key] != usual[key])
-        shown = f" ({say(one.shown)})" if one.shown else ""
-        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.because)}{shown}"
+        shown = f" ({say(culprit.shown)})" if culprit.shown else ""
+        return f"{where}{'' if culprit.is_certain else ' perhaps'}: {self.short(culprit.because)}{shown}"
 
     def short(self, reason: Reason) -> str:
         """The sentence or the codes of a reason, these behind the GPU or node."""

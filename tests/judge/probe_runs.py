@@ -105,17 +105,19 @@ class ProbeRun(Run):
 
     def _survey(self, node: int) -> Survey:
         topology = TOPOLOGIES[self.option["topology"]]
-        few = [one for one in self.changes if one.what == "lanes"]
+        few = [change for change in self.changes if change.what == "lanes"]
         lanes = [8 if any(one.is_at(0, i) for one in few) else 16 for i in range(self.per_node)]
-        gen = next((one.values[0] for one in self.changes if one.what == "pcie"), None)
+        gen = next((change.values[0] for change in self.changes if change.what == "pcie"), None)
         gpus = (
             SurveyedGpu(i, f"GPU-{i}", "", "", "", local_rank=i, pcie_width=n, pcie_generation_max=gen)
             for i, n in enumerate(lanes)
         )
-        slot = next((one.values[0] for one in self.changes if one.what == "slot"), None)
+        slot = next((change.values[0] for change in self.changes if change.what == "slot"), None)
         ports = list[InfiniBandPort]()
         for i in range(8):
-            of_ports = [one for one in self.changes if one.what == "port" and one.is_at(0, i, "all", f"n{node}")]
+            of_ports = [
+                change for change in self.changes if change.what == "port" and change.is_at(0, i, "all", f"n{node}")
+            ]
             function = f"0000:{i // 2:02x}:00.{0 if 'virtual' in self.flags else i % 2}" if slot else ""
             ports += (
                 InfiniBandPort(f"mlx5_{i}", number, "ACTIVE", "InfiniBand", rate, function, slot)

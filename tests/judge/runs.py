@@ -206,7 +206,7 @@ class Run:
             plan = replace(plan, studies=(first, *plan.studies))
         evidence = self._evidence(plan)
         if "forward" in self.flags:
-            studies = (replace(one, arms=tuple(a for a in one.arms if a.kind != "each")) for one in plan.studies)
+            studies = (replace(study, arms=tuple(a for a in study.arms if a.kind != "each")) for study in plan.studies)
             evidence = replace(evidence, plan=replace(evidence.plan, studies=tuple(studies)))
         return case, evidence
 
@@ -224,7 +224,7 @@ class Run:
         case, evidence = self.judged()
         verdict = judge(case, evidence, CONFIDENCE)
         assert verdict.because
-        whys = verdict.because, *(one.because for one in verdict.culprits), *verdict.remarks
+        whys = verdict.because, *(culprit.because for culprit in verdict.culprits), *verdict.remarks
         sentences = [*map(say, (*whys, *self._further(case, evidence, verdict)))]
         yield from (
             one for number, one in enumerate(sentences) if not any(one in other for other in sentences[:number])
@@ -264,7 +264,7 @@ class Run:
     def _evidence(self, plan: Plan) -> Evidence:
         found = [one for study in plan.studies for one in self._measured(plan, study)]
         if self.trained:
-            trained = [replace(one, workload=with_settings(one.workload, **self.trained)) for one in plan.studies]
+            trained = [replace(study, workload=with_settings(study.workload, **self.trained)) for study in plan.studies]
             plan = replace(plan, studies=tuple(trained))
         last = plan.studies[-1].id
         evidence = Evidence(
@@ -323,7 +323,7 @@ class Run:
 
     def _changes(self, study: Study, arm: Arm, rank: int, number: int) -> Iterator[Change]:
         names = ("all", f"n{rank // self.per_node}", arm.name, study.scaling)
-        return (one for one in self.changes if one.is_at(number, rank, *names))
+        return (change for change in self.changes if change.is_at(number, rank, *names))
 
     def _slower(self, study: Study, arm: Arm, rank: int, number: int) -> float:
         slower = float(self._usual[rank]) * math.exp(self.option["noise"] * self._chance.standard_normal())

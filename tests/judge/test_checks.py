@@ -48,7 +48,7 @@ def test_a_waiver_of_a_utilization_that_is_not_read_hides_no_other_gpu(line: str
     waiver = Waiver("A. Name", "a driver is ordered", checks.DAY)
     waived = replace(case, requirement=replace(case.requirement, waiver=waiver))
     verdict = with_waiver(judge(case, evidence, CONFIDENCE), waived, evidence, checks.DAY)
-    assert [one.code for one in verdict.remarks if "waive" in one.code] == codes
+    assert [reason.code for reason in verdict.remarks if "waive" in reason.code] == codes
     assert verdict.is_waived == (not codes)
 
 

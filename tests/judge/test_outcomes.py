@@ -258,7 +258,7 @@ def told(line: str) -> Iterator[str]:
         file = _site(f"skus: {{{sku}: {{{change}}}}}" if change else "")
         subject = Subject(Site(Settings(), Path(), Path()), file, sku)
         cases, only = cases_for(file, sku, Layout(1, 8)), run.words["only"]
-        asked = [one for one in cases if one.requirement.metric in only or not only]
+        asked = [case for case in cases if case.requirement.metric in only or not only]
         unseen = remark_on_unseen_loss(subject.device_type, cases, asked)
         yield codes(unseen, every=True) if unseen else "no remark"
         return
@@ -275,10 +275,12 @@ def told(line: str) -> Iterator[str]:
     if not judgement.accepts and outcome != "partial" and not found:
         yield "! no cause"
     for verdict in verdicts:
-        waived = [one.code for one in verdict.remarks if "waive" in one.code] + ["waived"] * verdict.is_waived
+        waived = [reason.code for reason in verdict.remarks if "waive" in reason.code] + ["waived"] * verdict.is_waived
         if waived or verdict.culprits or (run.nodes and not verdict.passed):
             yield f"{' '.join([_names([verdict.id]), verdict.outcome, *waived])}{_listed(verdict.culprits)}"
-            yield from (f"    {codes(one.because, every=True)}" for one in verdict.culprits if run.words["gang"])
+            yield from (
+                f"    {codes(culprit.because, every=True)}" for culprit in verdict.culprits if run.words["gang"]
+            )
     if ",low=" in line:
         loss = uniform_loss(verdicts, CONFIDENCE, run.again)
         told = loss and f"{loss.fraction:.4g} … {loss.largest:.4g} by {_names([loss.requirement])} of {loss.workloads}"
@@ -289,13 +291,13 @@ def told(line: str) -> Iterator[str]:
          f"misses {gpu.rounds_missing} rounds, {_names(gpu.missing_in)}" if gpu.rounds_missing else "")
         for gpu in coverage.gpus
     ]  # fmt: skip
-    if len({*(one[1:] for one in gpus)}) > 1:
+    if len({*(gpu[1:] for gpu in gpus)}) > 1:
         yield from _grouped(gpus)
     if coverage.is_on_several_nodes:
-        paths = [(f"{one.node}-{one.other}", f"{one.gbps:.1f} in {one.rounds}") for one in coverage.paths]
+        paths = [(f"{path.node}-{path.other}", f"{path.gbps:.1f} in {path.rounds}") for path in coverage.paths]
         missing = "" if len(paths) == coverage.paths_planned else f": {', '.join(name for name, _ in paths)}"
         yield f"{len(paths)} of {coverage.paths_planned} paths{missing}".rstrip(" :")
-        yield from _grouped(one for one in paths if one[1] != ONE_ROUND)
+        yield from _grouped(path for path in paths if path[1] != ONE_ROUND)
         between, of_all = _names(coverage.between_nodes), _names(coverage.over_all_nodes)
         yield f"between nodes: {between}{'' if of_all == between else f'; of all: {of_all}'}"
 
@@ -306,7 +308,9 @@ def _names(ids: Iterable[str]) -> str:
 
 def _listed(culprits: Iterable[Culprit]) -> str:
     sure = {True: "", False: " perhaps"}
-    return "".join(f", {one.kind} {one.host} {one.place.index}{sure[one.is_certain]}" for one in culprits)
+    return "".join(
+        f", {culprit.kind} {culprit.host} {culprit.place.index}{sure[culprit.is_certain]}" for culprit in culprits
+    )
 
 
 def _grouped(named: Iterable[tuple[str, ...]]) -> Iterator[str]:
@@ -332,14 +336,14 @@ def test_acceptance_needs_every_requirement_decided_and_none_failed(results: lis
 
     def comes_to(*words: str) -> tuple[str, list[str]]:
         facts = Run(" ".join(words)).facts
-        return conclude(facts)[0], [one.kind for one in other_blockers(facts)]
+        return conclude(facts)[0], [blocker.kind for blocker in other_blockers(facts)]
 
     words = [f"{name}:{''.join(result)}" for name, result in zip(NAMES, results, strict=False)]
     found = comes_to(but, *words)
     assert comes_to(*words[::-1], but) == found
     if found[0] == "accepted":
-        binding = [one for one in results if not one[1]]
+        binding = [result for result in results if not result[1]]
         assert but in ("", "allowed")
         assert {one[0] for one in binding} == {"passed"}
         assert not all(one[2] for one in binding)
-        assert not {one[0] for one in results} & {"not_measured", "error"}
+        assert not {result[0] for result in results} & {"not_measured", "error"}

@@ -16,8 +16,8 @@ from pytest_ddpscale.judge.stats import (
     estimate_of,
     find_drifts,
     intervals,
+    is_stable,
     lag_one_correlations,
-    lasts,
     t_quantile,
     widening,
 )
@@ -184,7 +184,7 @@ def test_a_verdict_lasts_and_is_far(
     side: int, values: FloatArray, limit: int, bound: float, holds: bool, far: bool
 ) -> None:
     series, sides, line = side * values[np.newaxis], np.array([side]), np.array([side * (bound + 0.5)])
-    found = lasts(series, limit, side * bound, line, sides, np.array([CONFIDENCE]))
+    found = is_stable(series, limit, side * bound, line, sides, np.array([CONFIDENCE]))
     assert [bool(one[0]) for one in found] == [holds, far]
 
 
@@ -198,7 +198,7 @@ def test_the_interval_is_that_of_logarithms_or_of_values(scale: Scale) -> None:
 
 def test_the_fewest_rounds_may_be_too_few_for_the_confidence_asked_for() -> None:
     found = estimate(np.array([[1.0] * FEWEST_ROUNDS]), "factors", 1 - 1e-9)
-    assert found.found(0).interval is None
+    assert found.estimate_at(0).interval is None
     assert found.why(0, str(found.against(0.5, 1)[1][0])) == because("unsure", FEWEST_ROUNDS, 1 - 1e-9)
 
 
@@ -210,7 +210,7 @@ def test_of_many_places_each_has_its_own(scale: Scale) -> None:
     for row, values in enumerate(series):
         table[row, 12 - len(values) :] = values
     places = estimate(table, scale, 0.95, 32)
-    assert [str(places.found(row)) for row in range(8)] == [str(estimate_of(one, scale, 0.95)) for one in series]
+    assert [str(places.estimate_at(row)) for row in range(8)] == [str(estimate_of(one, scale, 0.95)) for one in series]
     impossible = [5, 6] if scale == "factors" else [6]
     codes, why = places.against(0.01, 1)
     assert codes[:3].tolist() == [1, 1, 1]

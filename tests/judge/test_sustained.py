@@ -10,7 +10,7 @@ from msgspec import structs
 
 from pytest_ddpscale.calibrate.node_values import node_values
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.sustained import stretches, sustained_notes
+from pytest_ddpscale.judge.sustained import sustained_loads, sustained_notes
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.report.charts import About
 from pytest_ddpscale.report.figures import paces
@@ -37,7 +37,7 @@ def run(
     """Rounds of two ranks on each node at 100 img/s each, and a stretch that falls by the node's loss within 20 s."""
     chance = random.Random(1)
     plan = plan_of([CASE, WEAK])
-    arms = tuple(replace(one, batch_size=batch_size) for one in plan.studies[0].arms)
+    arms = tuple(replace(arm, batch_size=batch_size) for arm in plan.studies[0].arms)
     study = replace(plan.studies[0], arms=arms, sustained_s=stretch_s, stretched_ranks=2, turns=1)
     plan = replace(plan, studies=(study,), nodes=len(losses), ranks_per_node=2)
     arm = study.stretched
@@ -45,12 +45,12 @@ def run(
     pace = {node: ALONE_SAMPLES_PER_S * (1 + noise * chance.gauss(0, 1)) for node in range(len(losses) * rounds)}
     measured = [
         make_measurement(
-            study.id, one, number, 2 * node + rank, pace[node * rounds + number], host=f"n{node}", local_rank=rank
+            study.id, arm, number, 2 * node + rank, pace[node * rounds + number], host=f"n{node}", local_rank=rank
         )
         for number in range(rounds)
-        for one in study.arms
+        for arm in study.arms
         for node in range(len(losses))
-        for rank in range(one.world_size)
+        for rank in range(arm.world_size)
     ]
     ranks = []
     for node, loss in enumerate(losses):
@@ -70,7 +70,7 @@ def run(
 )
 def test_the_end_of_a_stretch_is_compared_with_the_rounds(loss: float, ratio: float, counts: bool) -> None:
     study, evidence = run(loss)
-    [found] = stretches(evidence, study)
+    [found] = sustained_loads(evidence, study)
     assert found.ratio == pytest.approx(ratio, rel=0.002)
     low, high = found.interval
     assert low < ratio < high < 1.01 * low
@@ -86,7 +86,7 @@ def test_the_end_of_a_stretch_is_compared_with_the_rounds(loss: float, ratio: fl
 @pytest.mark.parametrize(("loss", "outcome"), [(0.0, "passed"), (0.003, "passed"), (0.03, "passed"), (0.08, "failed")])
 def test_throughput_is_judged_at_the_pace_of_the_stretch(loss: float, outcome: str) -> None:
     study, evidence = run(loss)
-    [found], verdict = stretches(evidence, study), judge(CASE, evidence, CONFIDENCE)
+    [found], verdict = sustained_loads(evidence, study), judge(CASE, evidence, CONFIDENCE)
     pace = ALONE_SAMPLES_PER_S * (found.ratio if found.counts else 1.0)
     assert verdict.value == pytest.approx(pace, rel=0.002)
     assert verdict.outcome == outcome
@@ -106,7 +106,7 @@ def test_calibration_rests_on_the_values_that_are_judged() -> None:
 
 def test_steps_that_are_longer_than_a_part_are_compared_too() -> None:
     study, evidence = run(0.03, batch_size=250)
-    [found] = stretches(evidence, study)
+    [found] = sustained_loads(evidence, study)
     assert found.ratio == pytest.approx(0.97, rel=0.003)
     assert paces(About("sustained", "Pace"), evidence) is not None
 
@@ -119,7 +119,7 @@ def test_where_the_bound_is_nearer_than_the_ratio_is_sure_nothing_passes() -> No
 @pytest.mark.parametrize(("stretch_s", "rounds"), [(12.0, 16), (120.0, 7)])
 def test_what_is_too_short_shows_nothing(stretch_s: float, rounds: int) -> None:
     study, evidence = run(0.05, stretch_s=stretch_s, rounds=rounds)
-    assert stretches(evidence, study) == []
+    assert sustained_loads(evidence, study) == []
     nothing = "weak/r was not trained in one stretch that could be compared: what heat costs at full load is not seen"
     assert [*map(say, sustained_notes(evidence))] == [nothing]
     study, evidence = run(0.05)
@@ -135,18 +135,18 @@ def test_a_stall_in_the_stretch_is_no_heat() -> None:
         evidence.sustained[study.id], ranks=(structs.replace(first, step_s=step_bytes(steps_s)), other)
     )
     evidence = replace(evidence, sustained={study.id: said})
-    [found] = stretches(evidence, study)
+    [found] = sustained_loads(evidence, study)
     assert found.ratio == pytest.approx(1.0, rel=0.003)
     assert judge(CASE, evidence, CONFIDENCE).outcome == "passed"
 
 
 def test_each_node_is_judged_by_its_own_stretch_and_the_slowest_is_told() -> None:
     study, evidence = run(0.0, 0.08, 0.001)
-    found = stretches(evidence, study)
+    found = sustained_loads(evidence, study)
     assert [[*one.hosts] for one in found] == [["n1"], ["n2"], ["n0"]]
     verdict = judge(CASE, evidence, CONFIDENCE)
     assert (verdict.outcome, verdict.place) == ("failed", "n1")
-    assert [(one.host, one.kind, one.is_certain) for one in verdict.culprits] == [("n1", "node", True)]
+    assert [(culprit.host, culprit.kind, culprit.is_certain) for culprit in verdict.culprits] == [("n1", "node", True)]
     [note] = sustained_notes(evidence)
     assert ", the slowest node: the paces" in say(note)
     assert " on n1" in say(note)

@@ -16,7 +16,7 @@ SIZES = st.integers(4, 12)
 
 def named(line: str) -> list[int]:
     """Ranks of the culprits on one node."""
-    return sorted(int(str(one.place.local_rank)) for one in Run(line).verdict().culprits)
+    return sorted(int(str(culprit.place.local_rank)) for culprit in Run(line).verdict().culprits)
 
 
 @given(SIZES, st.data(), st.integers(0, 999))

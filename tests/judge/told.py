@@ -71,7 +71,9 @@ def told(verdict: Verdict, rounds: int, per_node: int) -> Iterator[str]:
     yield f"{outcome} {_number(verdict)}{place}{numbers}{flags}: {codes(verdict.because)}"
     if (slowest := verdict.against_slowest) is not None:
         yield f"= {_number(slowest)} against {slowest.place}, {slowest.behind:.3f} behind"
-    named = [(one.kind, _how(one, rounds), codes(one.because), one.places) for one in verdict.culprits]
+    named = [
+        (culprit.kind, _how(culprit, rounds), codes(culprit.because), culprit.places) for culprit in verdict.culprits
+    ]
     for (kind, how, why), alike in itertools.groupby(named, lambda one: one[:3]):
         names = ("–".join(_name(place, per_node) for place in places) for *_, places in alike)
         yield f"! {kind} {' '.join(names)}{how}: {why}"
@@ -90,9 +92,9 @@ def _name(place: Place, per_node: int) -> str:
     return f"{place.host}.{place.index}{'' if is_usual else f' {place.uuid}'}"
 
 
-def _how(one: Culprit, rounds: int) -> str:
-    how = " perhaps" * (not one.is_certain) + " computed wrong" * one.computed_wrong
-    how += "" if one.slowdown is None else f" ×{one.slowdown:.3f}"
-    how += "" if one.peers is None else f" of {one.peers}"
-    is_always = one.peers is None or one.slow_rounds == one.rounds == rounds
-    return how if is_always else f"{how} in {one.slow_rounds}/{one.rounds}"
+def _how(culprit: Culprit, rounds: int) -> str:
+    how = " perhaps" * (not culprit.is_certain) + " computed wrong" * culprit.computed_wrong
+    how += "" if culprit.slowdown is None else f" ×{culprit.slowdown:.3f}"
+    how += "" if culprit.peers is None else f" of {culprit.peers}"
+    is_always = culprit.peers is None or culprit.slow_rounds == culprit.rounds == rounds
+    return how if is_always else f"{how} in {culprit.slow_rounds}/{culprit.rounds}"

@@ -135,7 +135,7 @@ def test_orders_are_lines_and_the_end_is_an_end_of_file(open_channel: Open) -> N
 def test_agents_are_told_to_stay_while_the_supervisor_is_busy(
     open_channel: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "STAY_EVERY_S", 0.02)
+    monkeypatch.setattr(channel_module, "HEARTBEAT_S", 0.02)
     channel = open_channel(f"print({BEAT!r}, flush=True)\n{ECHO}")
     until = time.monotonic() + 20
     while len(channel.other_lines) < 3:
@@ -147,7 +147,7 @@ def test_agents_are_told_to_stay_while_the_supervisor_is_busy(
 def test_nothing_is_said_before_an_agent_speaks_as_srun_reads_nothing_while_it_waits(
     open_channel: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "STAY_EVERY_S", 0.001)
+    monkeypatch.setattr(channel_module, "HEARTBEAT_S", 0.001)
     channel = open_channel("time.sleep(0.3); os.set_blocking(0, False); print(sys.stdin.buffer.raw.read())")
     heard(channel)
     assert channel.other_lines == ["None"]

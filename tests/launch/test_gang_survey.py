@@ -19,7 +19,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.supervisor import Admit, NotAdmitted, Supervisor
+from pytest_ddpscale.launch.supervisor import Preflight, PreflightFailed, Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -69,9 +69,9 @@ class Stage:
 
         self.supervise(source, admit, PLAN, **limits)
 
-    def supervise(self, source: str, admit: Admit, plan: Plan, **limits: float) -> None:
+    def supervise(self, source: str, admit: Preflight, plan: Plan, **limits: float) -> None:
         launch = Launch(playing(f"{SCRIPT}\n{source}", "slurm"), {}, ("n1", "n2"))
-        Supervisor(launch, self.run, Limits(**limits), self.heard.append, admit=admit).measure(plan)
+        Supervisor(launch, self.run, Limits(**limits), self.heard.append, preflight=admit).measure(plan)
 
     @property
     def records(self) -> list[AnyRecord]:
@@ -112,7 +112,7 @@ def test_nodes_are_surveyed_before_they_start(stage: Stage) -> None:
 
 
 def test_nodes_that_are_refused_start_nothing(stage: Stage) -> None:
-    with pytest.raises(NotAdmitted, match=r"n2: GPU 3 is lost") as refusal:
+    with pytest.raises(PreflightFailed, match=r"n2: GPU 3 is lost") as refusal:
         stage.measure("up(2); survey(0, 1); order()", "n2: GPU 3 is lost")
     assert str(refusal.value) == "n2: GPU 3 is lost"
     assert stage.orders() == ["stop"]
@@ -146,14 +146,14 @@ order()
 say("looked", 1, post_mortem=SURVEYS[1])
 say("exit", 0, code=1, exits=[]); say("exit", 1, code=1, exits=[])"""
     stage.measure(source)
-    assert [one.survey.host for one in stage.records if isinstance(one, PostMortem)] == ["n2"]
+    assert [record.survey.host for record in stage.records if isinstance(record, PostMortem)] == ["n2"]
     assert set(stage.surveys) == {"n1", "n2"}, "those are another matter"
     assert {reason for _, reason in stage.ends} == {"error"}
 
 
 def test_an_agent_that_has_ended_is_not_waited_for(stage: Stage) -> None:
     begun_s = time.monotonic()
-    with pytest.raises(NotAdmitted):
+    with pytest.raises(PreflightFailed):
         stage.measure("up(2); survey(0); say('exit', 1, code=3); order()", "no", survey_s=20.0)
     assert time.monotonic() - begun_s < 15
 
@@ -180,7 +180,7 @@ up(2); order(); measure({IDS[1]!r})"""
 
 def test_a_plan_without_a_survey_has_none(stage: Stage) -> None:
     plan = Plan("cpu", "cpu", STUDIES, nodes=2, ranks_per_node=2)
-    refuse: Admit = lambda records: "nobody asks"  # noqa: E731
+    refuse: Preflight = lambda records: "nobody asks"  # noqa: E731
     stage.supervise(f"up(2); order(); measure(*{IDS})", refuse, plan)
     assert stage.orders() == ["start"]
     assert [type(record) for record in stage.records] == [StudyEnd, StudyEnd]

@@ -22,7 +22,7 @@ import torch
 import tests.builders.trained  # noqa: F401 (registers its model)
 from pytest_ddpscale.node.addresses import reserved_port
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.run.rank_folder import Assignment, leave
+from pytest_ddpscale.run.rank_folder import Assignment, write_message
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.worker.__main__ import run
 from pytest_ddpscale.worker.arms import StudyArms
@@ -85,7 +85,7 @@ def measure(order: GangOrder) -> bool:
     folder.mkdir()
     plan = (Path(order.run_dir) / "plan.json").read_bytes()
     deadline_unix_s = None if order.budget_s is None else time.time() + order.budget_s
-    leave(
+    write_message(
         folder,
         Assignment(
             plan=msgspec.Raw(plan), studies=order.studies, timeout_s=order.timeout_s, deadline_unix_s=deadline_unix_s

@@ -197,4 +197,4 @@ def _sizes(arguments: Any) -> str:
     """How many numbers of which type all tensors among arguments have; they come in lists of lists."""
     if isinstance(arguments, torch.Tensor):
         return f"{arguments.numel()} {arguments.dtype}"
-    return ", ".join(_sizes(one) for one in arguments if isinstance(one, (torch.Tensor, list, tuple)))
+    return ", ".join(_sizes(argument) for argument in arguments if isinstance(argument, (torch.Tensor, list, tuple)))

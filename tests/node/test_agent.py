@@ -21,12 +21,12 @@ from pytest_ddpscale.node import agent as agent_module
 from pytest_ddpscale.node.addresses import outward_addresses
 from pytest_ddpscale.node.agent import NodeAgent
 from pytest_ddpscale.node.protocol import (
+    Heartbeat,
     Joining,
-    Meet,
     Order,
     Report,
+    ResolveAddress,
     Start,
-    Stay,
     Stop,
     decode_news,
     encode_order,
@@ -107,7 +107,7 @@ def test_or_names_the_variables_that_do(start: Run) -> None:
 
 @pytest.mark.parametrize(("peer", "expected"), [("127.0.0.1", r"127\.0\.0\.1:2\d{4}"), ("nobody.invalid", r"[\w ]+")])
 def test_the_first_one_says_where_ranks_meet_and_the_others_say_nothing(start: Run, peer: str, expected: str) -> None:
-    orders = encode_order(task(nodes=2)) + encode_order(Meet(peer)) + LET_GO
+    orders = encode_order(task(nodes=2)) + encode_order(ResolveAddress(peer)) + LET_GO
     _, answer, _ = rest(start("--node=0"), orders)
     assert re.fullmatch(expected, answer.endpoint_problem if peer == "nobody.invalid" else answer.endpoint)
     assert [one.is_last for one in rest(start("--node=1"), orders)] == [False, True]
@@ -116,7 +116,7 @@ def test_the_first_one_says_where_ranks_meet_and_the_others_say_nothing(start: R
 def test_who_is_not_known_by_name_is_met_at_an_address_of_its_own(start: Run) -> None:
     """As pods of Kubernetes are; and one that this node has too, as of a bridge, leads nowhere."""
     [own, *_] = outward_addresses()
-    meet = Meet("nobody.invalid", (own, "127.0.0.9"))
+    meet = ResolveAddress("nobody.invalid", (own, "127.0.0.9"))
     _, answer, _ = rest(start(), encode_order(task(nodes=2)) + encode_order(meet) + LET_GO)
     assert answer.endpoint.startswith("127.0.0.1:")
 
@@ -125,7 +125,7 @@ def test_who_is_not_known_by_name_is_met_at_an_address_of_its_own(start: Run) ->
     "orders",
     [
         LET_GO,
-        encode_order(Stay()) + LET_GO,
+        encode_order(Heartbeat()) + LET_GO,
         encode_order(task()) + LET_GO,
         b"garbage\n@ddpscale {\n\xff\n" + encode_order(task()) + encode_order(Start()) + LET_GO,
         LET_GO[:-1],  # torn by the end
@@ -232,7 +232,7 @@ class TestUnwanted:
         self, clock: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         agent = NodeAgent(0, "n1")
-        words: list[tuple[Order, bool]] = [(Stay(), False), (Start(), False), (Stop(), True)]
+        words: list[tuple[Order, bool]] = [(Heartbeat(), False), (Start(), False), (Stop(), True)]
         for word, unwanted in words:
             clock[0] += 29.0
             (tmp_path / "word").write_bytes(encode_order(word))

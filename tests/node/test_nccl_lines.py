@@ -47,8 +47,8 @@ def told(tmp_path: Path, **environ: str) -> tuple[list[str], dict[str, str]]:
         said = [whole for piece in pieces if (whole := joining.whole(piece)) is not None]
     assert getattr(said[-1], "is_last", False)
     words = [one.words for one in said if isinstance(one, Report) and one.words]
-    assert {one.local_rank for one in words} <= {1}
-    return [line for one in words for line in one.nccl], {
+    assert {word.local_rank for word in words} <= {1}
+    return [line for word in words for line in word.nccl], {
         one.file: one.data.decode() for one in said if isinstance(one, FileBytes)
     }
 

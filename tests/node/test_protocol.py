@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_ddpscale.node.protocol import (
+    HEARTBEAT_S,
     MARK,
     MOST_BYTES,
     SILENCE_S,
-    STAY_EVERY_S,
     Failed,
     FileBytes,
     Heard,
+    Heartbeat,
     Joining,
-    Meet,
     RankSeen,
     Report,
+    ResolveAddress,
     Start,
-    Stay,
     Stop,
     decode_news,
     decode_order,
@@ -101,7 +101,7 @@ def test_pieces_that_no_agent_cuts_are_no_message(data: str) -> None:
     "order",
     [
         task(environment={"NCCL_IB_HCA": "mlx5 \n\"'"}), Start("10.0.0.1:20000", 1.5), Start(),
-        Meet("n2", ("10.0.0.2",)), WantedArms("weak/r", 3, ("alone",)), Stay(), Stop(failed=True),
+        ResolveAddress("n2", ("10.0.0.2",)), WantedArms("weak/r", 3, ("alone",)), Heartbeat(), Stop(failed=True),
     ],
 )  # fmt: skip
 def test_orders_come_as_they_were_said(order: Any) -> None:
@@ -164,4 +164,4 @@ def test_what_stands_before_the_mark_is_passed_over() -> None:
 
 
 def test_several_words_may_be_missed_before_a_side_is_taken_for_lost() -> None:
-    assert SILENCE_S >= 5 * STAY_EVERY_S
+    assert SILENCE_S >= 5 * HEARTBEAT_S

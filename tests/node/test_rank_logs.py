@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.node.ranks import HEAD_BYTES, LogRelay, last_words, rank_log
+from pytest_ddpscale.node.ranks import HEAD_BYTES, LogRelay, log_tail, rank_log
 from tests.rows import rows
 
 
@@ -18,12 +18,12 @@ def log(tmp_path: Path) -> Path:
 
 def test_the_last_eight_lines_that_say_something(log: Path) -> None:
     log.write_text("".join(f"line {n}\n\n  \n" for n in range(20)), encoding="utf-8")
-    assert last_words(log) == [f"line {n}" for n in range(12, 20)]
+    assert log_tail(log) == [f"line {n}" for n in range(12, 20)]
 
 
 def test_a_login_in_them_is_masked(log: Path) -> None:
     log.write_text("OSError: no answer from http://ann:hunter2@proxy:8080\n", encoding="utf-8")
-    assert last_words(log) == ["OSError: no answer from http://***@proxy:8080"]
+    assert log_tail(log) == ["OSError: no answer from http://***@proxy:8080"]
 
 
 def test_the_stack_that_a_rank_leaves_when_it_is_ended_and_what_came_before(log: Path) -> None:
@@ -31,7 +31,7 @@ def test_the_stack_that_a_rank_leaves_when_it_is_ended_and_what_came_before(log:
         file.write("".join(f"before {n}\n" for n in range(6)))
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
-    words = last_words(log)
+    words = log_tail(log)
     assert words[:4] == [f"before {n}" for n in range(2, 6)]
     assert words[4].startswith("Current thread 0x")
     assert "test_rank_logs.py" in words[5]
@@ -42,7 +42,7 @@ def test_the_stack_that_a_rank_leaves_when_it_is_ended_and_what_came_before(log:
 def test_an_abort_leaves_what_it_says_and_not_its_stacks(log: Path) -> None:
     stack = "Exception raised from run at p.cpp:2 (most recent call first):\n" + "frame #0: c10::Error + 0x9d\n" * 9
     log.write_text(f"  what():  CUDA error: unspecified launch failure\n{stack}\n{stack}", encoding="utf-8")
-    assert last_words(log) == ["  what():  CUDA error: unspecified launch failure"]
+    assert log_tail(log) == ["  what():  CUDA error: unspecified launch failure"]
 
 
 def test_of_several_threads_the_one_that_was_interrupted(log: Path) -> None:
@@ -50,26 +50,26 @@ def test_of_several_threads_the_one_that_was_interrupted(log: Path) -> None:
     log.write_text(
         f'{other}Current thread 0x2 (most recent call first):\n  File "b.py", line 2 in b\n', encoding="utf-8"
     )
-    assert last_words(log) == ["Current thread 0x2 (most recent call first):", '  File "b.py", line 2 in b']
+    assert log_tail(log) == ["Current thread 0x2 (most recent call first):", '  File "b.py", line 2 in b']
 
 
 def test_bytes_of_any_kind_become_what_can_be_printed(log: Path) -> None:
     log.write_bytes(b"\xff\x1b[31mred\x07\nlast\x00\n")
-    assert last_words(log) == ["\N{REPLACEMENT CHARACTER}[31mred", "last"]
+    assert log_tail(log) == ["\N{REPLACEMENT CHARACTER}[31mred", "last"]
 
 
 def test_of_a_large_file_only_the_end_is_read(log: Path) -> None:
     log.write_bytes(b"x" * 50_000_000 + b"\nlast\n")
-    assert last_words(log)[-1] == "last"
-    assert sum(map(len, last_words(log))) <= 65_536
+    assert log_tail(log)[-1] == "last"
+    assert sum(map(len, log_tail(log))) <= 65_536
 
 
 @rows("exists", [False, True])
 def test_a_rank_that_said_nothing(log: Path, exists: bool) -> None:
     if exists:
         log.touch()
-    assert last_words(log) == []
-    assert last_words(None) == []
+    assert log_tail(log) == []
+    assert log_tail(None) == []
 
 
 def test_a_ranks_log_is_where_torchrun_keeps_it(tmp_path: Path) -> None:

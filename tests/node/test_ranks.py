@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_ddpscale.node.protocol import Failed, Gone, RankSeen
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills, process_state
-from pytest_ddpscale.run.rank_folder import FINISHED, RankFailure, RankStatus, StatusWriter, leave
+from pytest_ddpscale.run.rank_folder import FINISHED, RankFailure, RankStatus, StatusWriter, write_message
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_rank_that_is_gone_is_told_once_with_where_it_was(tmp_path: Path, proc
 def test_a_failure_is_told_in_place_of_a_processs_end(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     ranks, writer = LocalRanks(tmp_path, 1, 1, "n2"), StatusWriter(tmp_path, 0)
     writer.tell(status(process.pid))
-    leave(writer.folder, RankFailure(local_rank=0, rank=4, type="ValueError", message="x" * 5000))
+    write_message(writer.folder, RankFailure(local_rank=0, rank=4, type="ValueError", message="x" * 5000))
     process.kill()
     process.wait()
     [failed] = ranks.news()

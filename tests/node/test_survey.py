@@ -294,7 +294,7 @@ def test_a_gpu_that_a_cgroup_withholds_has_no_number_of_cudas() -> None:
         assert [one.index for one in found if one.is_visible] == visible
         assert [one.local_rank for one in found if one.is_visible] == list(range(len(visible)))
         unsaid = [structs.replace(one, is_visible=True, local_rank=None) for one in found]
-        assert unsaid == [structs.replace(one, is_visible=True) for one in gpus]
+        assert unsaid == [structs.replace(gpu, is_visible=True) for gpu in gpus]
 
 
 @rows(

@@ -34,7 +34,7 @@ SLOW_SHARE = 0.4
 
 
 def rounds_of(results: list[PairResult]) -> list[list[NodePair]]:
-    return [[one.nodes for one in some] for _, some in groupby(results, lambda one: one.round)]
+    return [[one.nodes for one in some] for _, some in groupby(results, lambda result: result.round)]
 
 
 def stalls(results: list[PairResult]) -> StallSuspects:

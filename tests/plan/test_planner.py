@@ -61,7 +61,7 @@ def planned(case: str) -> Plan:
             questions.append(Question(metric, WORKLOADS[workload], int(size), placement))
     ranks_per_node = None if ranks == "?" else int(ranks)
     empty = Plan("a100", device, (), nodes=int(nodes), ranks_per_node=ranks_per_node, survey="survey" in words)
-    paced = [one.workload for one in questions if one.metric is THROUGHPUT_PER_GPU]
+    paced = [question.workload for question in questions if question.metric is THROUGHPUT_PER_GPU]
     return build_plan(empty, questions, PACE, probes, paced)
 
 
@@ -115,6 +115,6 @@ def test_every_arm_asked_for_is_planned_once_for_ranks_that_there_are(
         assert set(plan.layout.ranks(study.arms)) <= set(range(plan.world_size))
     assert read_as(Plan, as_json(plan)) == plan
     other = build_plan(empty, shuffler.sample(fitting, len(fitting)), PACE)
-    assert {one.id: one for one in other.studies} == {one.id: one for one in plan.studies}
+    assert {study.id: study for study in other.studies} == {study.id: study for study in plan.studies}
     if nodes == 1:
         assert plan == build_plan(EMPTY, fitting, PACE), "as if there were no other nodes"

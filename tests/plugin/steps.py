@@ -99,7 +99,7 @@ def overlay(*lines: str, head: str = "skus:\n  tested-gpu:", lowers: bool = True
     def write(site: Site) -> None:
         if lowers:
             bound("bound: 0.98")(site)
-        own = ["schema_version: 2", "extends: thresholds.yaml", head, *(f"    {one}" for one in lines)]
+        own = ["schema_version: 2", "extends: thresholds.yaml", head, *(f"    {line}" for line in lines)]
         site.write("own.yaml", "\n".join(own) + "\n")
 
     return write

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_ddpscale.launch.launcher import Cluster
-from pytest_ddpscale.plugin.items import asked_again
+from pytest_ddpscale.plugin.items import rerun_options
 from pytest_ddpscale.session.open import THIS_MACHINE, Machine, Site, Subject
 from pytest_ddpscale.settings import settings_from
 from tests.approved import assert_approved
@@ -17,8 +17,8 @@ from tests.builders.sessions import PACKAGED
 
 def subject(paths: Any = (), **options: Any) -> Subject:
     """Of a session that was started with these options."""
-    asked = asked_again(SimpleNamespace(option=SimpleNamespace(**options)))  # type: ignore[arg-type]
-    site = Site(settings_from(options, {}, {}), Path("/site"), Path("/site"), asked=asked, paths=paths)
+    asked = rerun_options(SimpleNamespace(option=SimpleNamespace(**options)))  # type: ignore[arg-type]
+    site = Site(settings_from(options, {}, {}), Path("/site"), Path("/site"), options=asked, paths=paths)
     return Subject(site, PACKAGED, "b200")
 
 

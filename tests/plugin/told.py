@@ -79,7 +79,7 @@ def told(site: Site, step: str) -> Iterator[str]:
     yield f"$ {step}\n{result.ret}: {', '.join(counts)}"
     lines = [line for line in output_of(result).splitlines() if OURS.match(line)]
     headline = outcome_in(output_of(result))
-    for line in filter(None, [headline, *(one for one in lines if one.strip() not in headline)]):
+    for line in filter(None, [headline, *(line for line in lines if line.strip() not in headline)]):
         cut = line
         for pattern in CUT:
             cut = re.sub(pattern, r"\1 …", cut)

@@ -75,7 +75,7 @@ def write_judged_run(
     run.append_records(records)
     by = dict.fromkeys(hosts, (TRAINING,)) | {host: tuple(kinds) for host, kinds in (tested or {}).items()}
     nodes = (
-        NodeCoverage(host, kinds, gpus=tuple(GpuCoverage(one) for one in places if one.host == host))
+        NodeCoverage(host, kinds, gpus=tuple(GpuCoverage(place) for place in places if place.host == host))
         for host, kinds in by.items()
     )
     judgement = Judgement(

@@ -265,12 +265,14 @@ def test_causes_are_told_as_they_were_approved() -> None:
 def test_no_blocker_is_hidden_and_no_suspect_is_isolated(name: str) -> None:
     judgement = JUDGED[name]
     found = causes(judgement)
-    names = {one.id: f"{one.metric}[{one.workload}] {one.id}" for one in judgement.verdicts}
+    names = {verdict.id: f"{verdict.metric}[{verdict.workload}] {verdict.id}" for verdict in judgement.verdicts}
     assert len(headline(judgement)) <= 300
     explained = frozenset().union(*(cause.explains for cause in found))
-    assert judgement.rehearsed or explained >= {one.name for one in judgement.blockers}
+    assert judgement.rehearsed or explained >= {blocker.name for blocker in judgement.blockers}
     for cause in found:
-        assert cause.category != "ISOLATE" or any(one.is_certain and one.kind != "link" for one in cause.culprits)
+        assert cause.category != "ISOLATE" or any(
+            culprit.is_certain and culprit.kind != "link" for culprit in cause.culprits
+        )
         for step in next_steps(cause, judgement, AGAIN):
             words = shlex.split(step.command)
             if "-k" in words[:-1]:
@@ -291,7 +293,7 @@ def test_every_check_is_of_a_cause() -> None:
 def test_what_a_headline_leaves_out_stands_elsewhere() -> None:
     """All that a site changed, and all lines of an error."""
     changed, broken = JUDGED["changed by the site"], JUDGED["an error, and what it left unmeasured"]
-    [error] = [one for one in broken.verdicts if one.outcome == "error"]
+    [error] = [verdict for verdict in broken.verdicts if verdict.outcome == "error"]
     said = [
         ticket_of(changed).replace("\\", ""),
         explain(error, "thresholds.yaml:1", "pytest"),
@@ -339,7 +341,7 @@ def test_a_gpu_to_look_at_is_not_denied_and_a_slow_one_is_not_excluded(tmp_path:
 
 def test_a_failure_whose_value_meets_the_bound_says_why(tmp_path: Path) -> None:
     run, judgement = judged_run(tmp_path, "corrupt-rank:3")
-    [row, *_] = [one for one in judgement.verdicts if one.outcome == "failed" and (one.margin or 0) > 0]
+    [row, *_] = [verdict for verdict in judgement.verdicts if verdict.outcome == "failed" and (verdict.margin or 0) > 0]
     report = ticket_of(judgement, run.read_run())
     assert f": {short_name(row)} | **FAIL** |" in report
     assert re.search(rf"- .*: {short_name(row)}.*: Cause 1: computed wrong data in 8 of 8 rounds", report)

@@ -30,7 +30,7 @@ def test_hostile_text_makes_no_row() -> None:
 
 def test_requirements_of_another_form_cost_no_verdict_its_row() -> None:
     judgement = replace(JUDGEMENT, requirements=({"workload": 3},), requirements_sha256="")
-    assert [one["requirement"] for one in rows(judgement)] == [one.id for one in JUDGEMENT.verdicts]
+    assert [one["requirement"] for one in rows(judgement)] == [verdict.id for verdict in JUDGEMENT.verdicts]
 
 
 def test_each_gpu_and_node_has_a_row_of_its_own_pace_and_probes() -> None:

@@ -87,7 +87,7 @@ def told(picture: Picture | None) -> str:
     for axes in axes_of(picture):
         ticks = [[one.get_text() for one in labels] for labels in (axes.get_xticklabels(), axes.get_yticklabels())]
         lines.append(f"{axes.get_title(loc='left')} {ticks}"[:400])
-        parts = [(f"{one.get_label()} {one.get_marker()}", one.get_xydata()) for one in axes.lines]
+        parts = [(f"{line.get_label()} {line.get_marker()}", line.get_xydata()) for line in axes.lines]
         parts += [(one.get_label(), part) for one in axes.collections for part in one.get_segments()]
         boxes = [one for one in axes.patches if hasattr(one, "get_width")]
         parts += [("bar", [one.get_bbox().intervalx]) for one in boxes if one.get_fill()]

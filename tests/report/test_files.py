@@ -41,7 +41,7 @@ def full_disk(*_: Any, **__: Any) -> None:
 def test_every_file_is_written(run: RunDirectory) -> None:
     assert write(run) == []
     written = read_as(Judgement, json.loads(run.verdicts_json.read_text(encoding="utf-8")))
-    assert [(one.id, one.category) for one in written.causes][:2] == [("slow-communication", "ISOLATE")] * 2
+    assert [(cause.id, cause.category) for cause in written.causes][:2] == [("slow-communication", "ISOLATE")] * 2
     assert replace(written, causes=()) == JUDGEMENT
     assert ET.parse(run.path / "junit.xml").getroot().tag.startswith("testsuite")
     assert "REJECTED" in (run.path / "report.md").read_text(encoding="utf-8").upper()

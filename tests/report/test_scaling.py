@@ -65,7 +65,7 @@ def curve_of(plan: Plan, blocks: Sequence[Measurement], quantity: Quantity, *ver
 
 
 def values(curve: Curve) -> dict[int, float]:
-    return {int(one.x): one.value for one in curve.points}
+    return {int(point.x): point.value for point in curve.points}
 
 
 def test_a_curve_has_the_packed_arms_of_the_settings_that_the_workload_says() -> None:
@@ -115,8 +115,8 @@ def test_an_estimate_is_what_a_requirement_would_have(metric: str, quantity: Qua
     for machine, note in (("noise=0.01", ""), (f"noise=0.01 3x{size} slow=*1.1/{size}", "worst node (n1)")):
         case, evidence = Run(f"{metric}:0.5@{size} {machine}").judged()
         verdict = worded(judge(case, evidence, CONFIDENCE))
-        study = next(one for one in evidence.plan.studies if one.scaling == case.question.metric.scaling)
-        (point,) = (one for one in scaling_curve(study, quantity, evidence, ()).points if one.x == size)
+        study = next(study for study in evidence.plan.studies if study.scaling == case.question.metric.scaling)
+        (point,) = (point for point in scaling_curve(study, quantity, evidence, ()).points if point.x == size)
         assert point.value == pytest.approx(verdict.value)
         assert point.interval == pytest.approx(verdict.interval)
         assert point.note == note
@@ -157,7 +157,7 @@ def rows_of(rates: Mapping[int, float], images: float, fixed_s: float = 0.0) -> 
 def test_fixed_time_saturates_while_throughput_grows() -> None:
     """Times as in table 12.4 of that chapter, "saturation effects beyond 8 GPUs": 556, 439, 380, 347, 330, 328 s."""
     sizes = rows_of(MICRO, 240 * 240, 316)
-    assert [round(one["complete_s"]) for one in sizes] == pytest.approx([556, 439, 380, 347, 330, 328], abs=5)
+    assert [round(size["complete_s"]) for size in sizes] == pytest.approx([556, 439, 380, 347, 330, 328], abs=5)
     assert [*sweet_spots(sizes, "GPU", 400)] == [
         "sweet spot for a deadline of 400 s: 4 GPUs", "sweet spot for efficiency of 90 %: 4 GPUs",
         "sweet spot for GPU-hours: 1 GPU", "saturated at 8 GPUs: a doubling saves less than 5 % of the time",
@@ -203,13 +203,17 @@ def test_sizes_that_were_judged_have_the_numbers_of_their_verdicts(tmp_path: Pat
         "strong_scaling_speedup": itemgetter("speedup"),
     }
     run, judgement = judged_run(tmp_path)
-    verdicts = [replace(one, value=0.9 * one.value) for one in judgement.verdicts if one.metric in told and one.value]
-    assert {one.metric for one in verdicts} == {*told}
+    verdicts = [
+        replace(verdict, value=0.9 * verdict.value)
+        for verdict in judgement.verdicts
+        if verdict.metric in told and verdict.value
+    ]
+    assert {verdict.metric for verdict in verdicts} == {*told}
     evidence = read_evidence(run)
     sizes = {
         study.id: {size["ranks"]: size for size in scaling_of(study, evidence, verdicts)}
         for study in evidence.plan.studies
     }
-    for one in verdicts:
-        study = f"{'strong' if one.metric.startswith('strong') else 'weak'}/{one.workload}"
-        assert told[one.metric](sizes[study][one.world_size]) == pytest.approx(one.value, rel=1e-14)
+    for verdict in verdicts:
+        study = f"{'strong' if verdict.metric.startswith('strong') else 'weak'}/{verdict.workload}"
+        assert told[verdict.metric](sizes[study][verdict.world_size]) == pytest.approx(verdict.value, rel=1e-14)

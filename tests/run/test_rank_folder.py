@@ -17,10 +17,10 @@ from pytest_ddpscale.run.rank_folder import (
     RankStatus,
     RecordSink,
     StatusWriter,
-    leave,
-    left,
     open_records,
+    read_message,
     read_status,
+    write_message,
 )
 from pytest_ddpscale.run.records import StudyEnd
 from tests.rows import rows
@@ -58,11 +58,11 @@ def test_ranks_do_not_meet_and_nothing_else_is_left_in_the_folder(tmp_path: Path
     assert read_status(tmp_path / "missing", 0) is None
     for local_rank in (0, 1):
         writer = StatusWriter(tmp_path, local_rank)
-        assert left(tmp_path, RankFailure, local_rank) is None
+        assert read_message(tmp_path, RankFailure, local_rank) is None
         writer.tell(replace(STATUS, local_rank=local_rank))
-        leave(tmp_path, RankFailure(local_rank=local_rank))
+        write_message(tmp_path, RankFailure(local_rank=local_rank))
     assert [read_status(tmp_path, n) for n in (0, 1)] == [replace(STATUS, local_rank=n) for n in (0, 1)]
-    assert [left(tmp_path, RankFailure, n) for n in (0, 1)] == [RankFailure(local_rank=n) for n in (0, 1)]
+    assert [read_message(tmp_path, RankFailure, n) for n in (0, 1)] == [RankFailure(local_rank=n) for n in (0, 1)]
     names = {f"{n}{ending}" for n in (0, 1) for ending in (".json", ".steps", ".error.json")}
     assert {path.name for path in tmp_path.iterdir()} == names
 

@@ -42,7 +42,7 @@ def gang(*ranks: tuple[str, int], number: int = 0, **changes: Any) -> GangRecord
 def test_ranks_are_listed_once_by_host_and_in_order() -> None:
     gangs = [gang(("node2", 0), ("node1", 1), ("node1", 0)), gang(("node1", 1), number=1, device_name="another")]
     found = {
-        host: [(one.place.index, one.device_name) for one in ranks] for host, ranks in ranks_by_host(gangs).items()
+        host: [(rank.place.index, rank.device_name) for rank in ranks] for host, ranks in ranks_by_host(gangs).items()
     }
     assert found == {"node1": [(0, "NVIDIA A100"), (1, "another")], "node2": [(0, "NVIDIA A100")]}
 
@@ -122,7 +122,7 @@ def test_the_reader_is_told_of_sessions(sessions: list[dict[str, str]], threshol
     resumed = [{"at": at, "argv": [], "status_before": "running", "measured_anew": anew} for anew in sessions]
     notes = [say(one) for one in run_record(resumed=resumed, thresholds=used).resumption_notes(thresholds * 32)]
     assert len(notes) == len(parts)
-    assert all(part in note for part, note in zip(parts, (one.replace(at, "AT") for one in notes), strict=True))
+    assert all(part in note for part, note in zip(parts, (note.replace(at, "AT") for note in notes), strict=True))
 
 
 def test_now_is_utc_to_the_second() -> None:

@@ -162,6 +162,6 @@ def test_what_was_edited_or_is_of_another_version_is_refused(tmp_path: Path, cha
 
 def test_what_follows_from_the_rest_is_computed_anew() -> None:
     assert read_as(Verdict, as_json(PASSED) | {"margin": 9.0, "unit": "ms"}) == replace(PASSED, unit="samples/s")
-    assert [(one.kind, one.name) for one in BLOCKED.blockers] == [("requirement", "m[a]"), ("test", "t")]
+    assert [(blocker.kind, blocker.name) for blocker in BLOCKED.blockers] == [("requirement", "m[a]"), ("test", "t")]
     data = as_json(replace(BLOCKED, notes=("n",)))
     assert read_as(Judgement, data | {"blockers": data["blockers"][1:], "notes": []}) == BLOCKED

@@ -28,9 +28,12 @@ LOST = SurveyedGpu(1, "", "", "", "", problem="GPU is lost", is_lost=True)
 def told(judgement: Judgement) -> Iterator[str]:
     """A judgement with its verdicts, in words."""
     yield f"  {judgement.outcome}: {judgement.reason}; notes {[*judgement.notes]}"
-    for one in judgement.verdicts:
-        who = [f"{'surely' if one.is_certain else 'perhaps'} {one.kind} {one.host}" for one in one.culprits]
-        yield f"    {one.id}: {one.outcome} {one.value or 0:.3g}; {one.reason} {who} {[*one.notes]}"
+    for verdict in judgement.verdicts:
+        who = [
+            f"{'surely' if culprit.is_certain else 'perhaps'} {culprit.kind} {culprit.host}"
+            for culprit in verdict.culprits
+        ]
+        yield f"    {verdict.id}: {verdict.outcome} {verdict.value or 0:.3g}; {verdict.reason} {who} {[*verdict.notes]}"
 
 
 @pytest.fixture

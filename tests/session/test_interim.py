@@ -16,7 +16,7 @@ from pytest_ddpscale.run.record_lines import Idle, Interrupted
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.verdicts import Judgement, read_judged
 from pytest_ddpscale.session import session as module
-from pytest_ddpscale.session.session import LARGEST_SHARE_OF_PROGRESS, AcceptanceSession, Interim
+from pytest_ddpscale.session.session import LARGEST_SHARE_OF_PROGRESS, AcceptanceSession, LiveReport
 from tests.builders.records import gang_on, steady_block
 from tests.builders.sessions import SAMPLES_PER_S, InstantGang, Open
 
@@ -36,7 +36,7 @@ class Half:
     def __init__(self, session: AcceptanceSession, monkeypatch: pytest.MonkeyPatch) -> None:
         self.session, self.run, self.plan = session, session.source.measured_run, session.source.plan
         self.now_s, self.progress_s, self.written_s = 1000.0, 0.005, list[float]()
-        self.interim = session.interim = Interim(session, lambda: self.now_s)
+        self.interim = session.interim = LiveReport(session, lambda: self.now_s)
         write = files.write_live_page
 
         def timed(*page: object) -> None:
@@ -70,7 +70,7 @@ def test_verdicts_are_written_after_a_study_and_the_run_is_incomplete(half: Half
     assert running in judgement.reason
     assert running in half.page
     assert f"1 of 1 studies had ended; --ddp-resume={half.run.path}" in judgement.reason
-    assert any(one.passed and one.value == pytest.approx(SAMPLES_PER_S) for one in judgement.verdicts)
+    assert any(verdict.passed and verdict.value == pytest.approx(SAMPLES_PER_S) for verdict in judgement.verdicts)
     assert "INCOMPLETE" in (half.run.path / "report.md").read_text("utf-8")
 
 

@@ -161,7 +161,7 @@ def test_gpus_that_took_no_part_are_not_accepted(
     session.source.open_run()
     assert all(session.judge(case).passed for case in session.source.selected)
     judgement = session.conclude(interrupted=False, spoiled=())
-    said = judgement.outcome, [one.cause for one in judgement.other_blockers]
+    said = judgement.outcome, [blocker.cause for blocker in judgement.other_blockers]
     assert said == (("incomplete", ["lost-gpu"]) if is_silent else ("partial", []))
     idle = "none of them tested 8 of 16 GPUs: GPU of local rank 8 on here"
     assert ("GPU 8 of here: the driver has lost this GPU" if is_silent else idle) in judgement.reason

@@ -114,7 +114,7 @@ def test_sku_and_devices_follow_from_options_and_from_what_is_here(
                 at = "" if found.cluster == THIS_MACHINE else f" of {found.cluster}"
                 told = f"{session.sku}, {session.subject.device_type}: {found.devices} devices{at}, "
                 told += f"asked {found.gpus_asked}, silent {[*found.silent]}, lacks GPUs: {found.lacks_gpus}"
-                sizes = {one.name: one.world_size for one in session.source.cases if "rank" not in one.name}
+                sizes = {case.name: case.world_size for case in session.source.cases if "rank" not in case.name}
                 if "thresholds" in words:  # missing GPUs are left to their check
                     session.source.select(session.source.cases if "words" in name else session.source.cases[:1])
                     plan = session.source.plan

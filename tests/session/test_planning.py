@@ -64,9 +64,11 @@ def test_what_is_asked_is_planned_as_approved() -> None:
         plan = source.plan_for(cases)
         said.append(f"{name}: {plan.nodes} nodes of {plan.ranks_per_node}, survey: {plan.survey}")
         said += [f"  {case.id}: {source.why_not(case) or 'can be measured'}" for case in cases]
-        for one in plan.studies:
-            arms = ", ".join(arm.name for arm in one.arms)
-            said.append(f"  {one.id}: {arms}; {one.rounds} rounds of {one.block_s} s, {one.sustained_s} s in a stretch")
+        for study in plan.studies:
+            arms = ", ".join(arm.name for arm in study.arms)
+            said.append(
+                f"  {study.id}: {arms}; {study.rounds} rounds of {study.block_s} s, {study.sustained_s} s in a stretch"
+            )
         said += [f"  probe {probe.name}" for probe in (plan.probes.arms if plan.probes else ())]
     for check in (GPUS, UNDER_LOAD, TRANSPORT):
         for name, (cases, devices) in BESIDE.items():

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_ddpscale.judge.checks import unfit_nodes
 from pytest_ddpscale.launch.launcher import Cluster, Launch
-from pytest_ddpscale.launch.supervisor import NotAdmitted
+from pytest_ddpscale.launch.supervisor import PreflightFailed
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.record_lines import Unfit
 from pytest_ddpscale.run.records import StudyEnd
@@ -53,8 +53,8 @@ class SurveyedGang(InstantGang):
         if plan.survey:
             found = [Survey(host, 1.7e9, self.problem, cores=self.cores.get(host, PER_NODE)) for host in hosts]
             self.run.append_records(found)
-            if (refused := self.named["admit"](found)) and plan.study_ids:
-                raise NotAdmitted(refused)
+            if (refused := self.named["preflight"](found)) and plan.study_ids:
+                raise PreflightFailed(refused)
         self.hosts = self.measured = hosts
         super().measure(plan)
         if plan.pairs is not None:
@@ -181,7 +181,7 @@ class TestLeaveOut:
         session.judge(session.source.selected[first])
         judgement = stage.judged(session)
         assert [study.world_size for study in stage.gangs[-1].plan.studies] == [4]
-        (verdict,) = (one for one in judgement.verdicts if one.id == "throughput_per_gpu[r-all]")
+        (verdict,) = (verdict for verdict in judgement.verdicts if verdict.id == "throughput_per_gpu[r-all]")
         assert (verdict.outcome, verdict.world_size) == ("passed", 4)
 
     def test_is_judged_alike_again(self, stage: Stage, opened: Open, tmp_path: Path) -> None:

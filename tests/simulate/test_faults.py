@@ -42,21 +42,21 @@ def measured(*typed: str) -> dict[tuple[str, str, int], float]:
     """By what, place and round."""
     found = dict[tuple[str, str, int], float]()
     run = SimulatedRun(PLAN, QUIET, parse_faults(typed, PLAN.layout), 0)
-    for one in records(run, CLUSTER):
-        if isinstance(one, SeededSteps):
-            found |= {("seeded right", str(it.rank), 0): it.checksum == one.ranks[0].checksum for it in one.ranks}
-        if not isinstance(one, Block):
+    for record in records(run, CLUSTER):
+        if isinstance(record, SeededSteps):
+            found |= {("seeded right", str(it.rank), 0): it.checksum == record.ranks[0].checksum for it in record.ranks}
+        if not isinstance(record, Block):
             continue
-        ranks, groups, digests = map(one.each, ("ranks", "groups", "digest"))
+        ranks, groups, digests = map(record.each, ("ranks", "groups", "digest"))
         values = {
-            one.arm: one.each("seconds") / one.each("count"),
-            f"{one.arm} forward": one.each("forward_s"),
-            f"{one.arm} right": (one.each("is_correct") != 0) & (digests == digests[groups.searchsorted(groups)]),
+            record.arm: record.each("seconds") / record.each("count"),
+            f"{record.arm} forward": record.each("forward_s"),
+            f"{record.arm} right": (record.each("is_correct") != 0) & (digests == digests[groups.searchsorted(groups)]),
         }
         for rank, group, *of_rank in zip(ranks, groups, *values.values(), strict=True):
             of_group = ranks[groups == group]
             place = ",".join(map(str, of_group if len(of_group) == 2 else [rank]))
-            found |= {(what, place, one.round): value for what, value in zip(values, of_rank, strict=True)}
+            found |= {(what, place, record.round): value for what, value in zip(values, of_rank, strict=True)}
     return found
 
 

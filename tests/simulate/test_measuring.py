@@ -130,7 +130,7 @@ def test_noise_depends_on_the_seed_and_neither_on_other_arms_nor_on_which_are_le
 
 def test_the_wait_for_the_slowest_gpu_comes_on_top_of_what_is_published() -> None:
     nodes = [QUIET, *(replace(QUIET, spread=NodeSpread(gpu_sd=0.01, seed=seed)) for seed in range(200))]
-    sound, *slowed = (1 / steps_of(one, weak_study(DDP, 1))["ddp@8"][0, 0] for one in nodes)
+    sound, *slowed = (1 / steps_of(node, weak_study(DDP, 1))["ddp@8"][0, 0] for node in nodes)
     # The mean of the largest of eight normal values is 1.42 standard deviations.
     assert statistics.fmean(slowed) == pytest.approx(sound / 1.0142, rel=1e-3)
 
@@ -138,7 +138,7 @@ def test_the_wait_for_the_slowest_gpu_comes_on_top_of_what_is_published() -> Non
 def test_hot_gpus_are_slower_in_one_stretch_than_in_rounds_by_what_they_rest() -> None:
     cluster = a100(8, heat=0.1)
     plan = cluster.plan(rounds=FEWEST_ROUNDS)
-    study = next(one for one in plan.studies if one.stretched)
+    study = next(study for study in plan.studies if study.stretched)
     run, arms = SimulatedRun(plan, quiet(cluster), (), 1), [arm for arm in study.arms if arm == study.stretched]
     *_, stretch, block, _ = list[Any]([*run.before_rounds(study), *run.measure_round(study, 0, arms)])
     [first, *others] = stretch.ranks

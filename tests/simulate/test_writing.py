@@ -61,11 +61,13 @@ def told(line: str) -> Iterator[str]:
     found = defaultdict[str, list[str]](list)
     for case in a100(int(gpus)).cases:
         verdict = judge(case, evidence, CONFIDENCE)
-        certain = {f", {' '.join(one.hosts)} {one.place.index}" for one in verdict.culprits if one.is_certain}
+        certain = {
+            f", {' '.join(culprit.hosts)} {culprit.place.index}" for culprit in verdict.culprits if culprit.is_certain
+        }
         if not verdict.passed:
             found[f"{verdict.outcome}{''.join(sorted(certain))}"].append(case.id.replace("resnet152-fp16-", ""))
     yield from (f"{what}: {' '.join(ids)}" for what, ids in found.items())
-    yield from (f"slow link: {' '.join(one.hosts)}" for one in slow_links(evidence))
+    yield from (f"slow link: {' '.join(culprit.hosts)}" for culprit in slow_links(evidence))
 
 
 @each_block(TABLE)

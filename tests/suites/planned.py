@@ -60,6 +60,6 @@ def wavering(number: int) -> float:
 def text_of(*results: Results) -> str:
     """What a terminal shows of them, and of each figure what is said to those who do not see it."""
     lines = list[str]()
-    for one in results:
-        lines += [*one.lines(0.95), *(f"figure: {picture.alt}" for picture in one.drawn), ""]
+    for result in results:
+        lines += [*result.lines(0.95), *(f"figure: {picture.alt}" for picture in result.drawn), ""]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families.image import ImageFamily
-from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import TrainedEpoch
 from pytest_ddpscale.run.survey_record import Survey
@@ -106,9 +106,9 @@ def test_loader_settings_are_tried_on_a_folder_alone(tmp_path: Path) -> None:
     folder = f"--folder={image_folder(tmp_path / 'images')}"
     sku = ("--gpu-sku=cpu", "--ddp-hosts=n1", "--ddp-exec=true {host}")
     plan = planned(Tune(), folder, "--try=workers=2,4 prefetch=2,3 pin_memory=false", sku=sku, gpus=2)
-    assert [setting_of(one) for one in plan.studies] == ["workers=2", "prefetch=3", "pin_memory=False"]
-    assert all(one.workload.data_kind == "folder" for one in plan.studies)
-    usual = {setting_of(one).partition("=")[0] for one in planned(Tune(), folder, sku=sku, gpus=2).studies}
+    assert [setting_of(study) for study in plan.studies] == ["workers=2", "prefetch=3", "pin_memory=False"]
+    assert all(study.workload.data_kind == "folder" for study in plan.studies)
+    usual = {setting_of(study).partition("=")[0] for study in planned(Tune(), folder, sku=sku, gpus=2).studies}
     assert {"workers", "prefetch", "pin_memory", "precision"} <= usual
     with pytest.raises(OptionError, match=r"--try: .* has synthetic data, which needs no loader workers"):
         planned(Tune(), "--try=pin_memory=false", sku=sku, gpus=2)
@@ -138,7 +138,7 @@ def test_every_setting_says_what_to_paste() -> None:
 
 def test_rows_named_by_texts_are_bars_of_their_parts_and_say_on_which_device() -> None:
     columns = [Column("name", "Name"), Column("a", "A"), Column("b", "B")]
-    rows: list[Row] = [{"name": "x", "a": Found(1.2, (1.1, 1.3)), "b": -0.1}, {"name": "y", "a": None}]
+    rows: list[Row] = [{"name": "x", "a": Estimate(1.2, (1.1, 1.3)), "b": -0.1}, {"name": "y", "a": None}]
     one = Rows("bars", "", columns, rows, drawn=Drawn("Title", "name", ("a",), base=1.0)).picture(ON_CPU)
     two = Rows("bars", "", columns, rows, drawn=Drawn("Title", "name", ("a", "b"))).picture()
     assert one is not None

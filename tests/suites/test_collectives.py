@@ -128,7 +128,7 @@ def test_what_is_swept_is_as_approved() -> None:
             f"{case}: {study.swept_rounds} of {study.rounds} rounds of {study.block_s:g} s, limit "
             f"{study.iteration_limit_s:g} s but for {', '.join(study.without_limit)}; bounds "
             f"{', '.join('{metric}[{name}]'.format(**one['requirement'] | one) for one in required)}",
-            *(f"  {one.name}" for one in study.arms),
+            *(f"  {arm.name}" for arm in study.arms),
         ]  # fmt: skip
     for text in SIZES:
         try:

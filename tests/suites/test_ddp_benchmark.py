@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.suites.comparing import diff_of
 from pytest_ddpscale.suites.ddp_benchmark import (
@@ -196,7 +196,7 @@ def test_its_files_have_each_rank_s_steps_one_rank_after_the_other_and_are_compa
 def test_a_row_that_the_second_lacks_is_lost_also_without_an_interval() -> None:
     """As a size of whole runs is."""
     columns = (Column("size", "Size"), Column("seconds", "Seconds"))
-    both = Rows("a", "", columns, [{"size": 1, "seconds": Found(2.0, (1.9, 2.1))}])
+    both = Rows("a", "", columns, [{"size": 1, "seconds": Estimate(2.0, (1.9, 2.1))}])
     first, second = (
         Results("x", [], [both, Rows("b", "", columns, [{"size": size, "seconds": 1.5} for size in sizes])])
         for sizes in ((2, 4), (2,))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.cli import EXAMPLES, main
-from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import StudyEnd
@@ -34,9 +34,10 @@ from tests.suites.planned import SUITE_RECORD, TWO_NODES, planned, text_of, wave
 Capture = pytest.CaptureFixture[str]
 COLUMNS = [Column("size", "Size"), Column("mib", "MiB"), Column("ms", "ms"),
            Column("kept", "Kept", "{:.1%}"), Column("absent", "Absent")]  # fmt: skip
-ROWS = [{"size": "1 | MiB", "mib": 1, "ms": Found(12.5, (12.0, 13.0)), "kept": Found(1.1, (1.0, 1.2)), "hidden": 3},
+ROWS = [{"size": "1 | MiB", "mib": 1, "ms": Estimate(12.5, (12.0, 13.0)), "kept": Estimate(1.1, (1.0, 1.2)),
+         "hidden": 3},
         {"size": "=25 MiB", "mib": 25, "ms": 2.0, "kept": None},
-        {"size": "wide", "mib": 3, "ms": Found(1.0, None), "kept": Found(-0.25, (-0.5, math.inf))}]  # fmt: skip
+        {"size": "wide", "mib": 3, "ms": Estimate(1.0, None), "kept": Estimate(-0.25, (-0.5, math.inf))}]  # fmt: skip
 TABLE = Rows("sizes", "Sizes <script>", COLUMNS, ROWS, notes=["plain | words"], drawn=Drawn("A <size>", "mib", ("ms",)))
 BROKE = "resnet50: it broke\nlast lines of its NCCL log:\n  x"
 FOUND = Results("2 sizes", ["1.1× at best"], [TABLE], [BROKE], ["1 <KiB> gave wrong results"])
@@ -133,7 +134,7 @@ def test_two_runs_of_a_suite_are_compared_and_what_is_none_is_refused(capsys: Ca
 def test_a_number_that_may_be_negative_changes_by_a_share_of_the_first() -> None:
     columns = [Column("at", "At"), Column("ms", "ms", better=-1)]
     for first, reach, second, change in ((-80.0, 1.0, -79.0, 1 / 80), (1.0, 1.5, 2.0, 1.0)):
-        cells = (Found(one, (one - reach, one + reach)) for one in (first, second))
+        cells = (Estimate(one, (one - reach, one + reach)) for one in (first, second))
         tables = (Rows("t", "T", columns, [{"at": "n", "ms": one}]) for one in cells)
         (row,) = diff_of(*(Results("x", tables=[one]) for one in tables)).table.rows
         assert (row["name"], row["change"].value) == ("n: ms", pytest.approx(change))

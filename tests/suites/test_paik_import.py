@@ -37,8 +37,8 @@ Result = dict[str, Any]
 def imported(tmp_path: Path, *results: Result, sku: str | None = None, skus: Any = SKUS) -> RunDirectory:
     """Of results in a folder and one below it."""
     (tmp_path / "results/more").mkdir(parents=True, exist_ok=True)
-    for number, one in enumerate(results):
-        (tmp_path / "results" / ("more" * (number % 2)) / f"result{number}.json").write_text(json.dumps(one))
+    for number, result in enumerate(results):
+        (tmp_path / "results" / ("more" * (number % 2)) / f"result{number}.json").write_text(json.dumps(result))
     return import_paik(tmp_path / "results", tmp_path / "run", sku, replace(thresholds().thresholds, skus=skus))
 
 
@@ -131,7 +131,7 @@ def test_the_table_of_an_import_has_what_was_published_and_what_follows_from_it(
         "requirements with a value passed); not tested: node checks, links and probes of GPUs, other training, earlier "
         "runs (48 of 91)"
     )
-    found = {one.id: (one.value, one.interval) for one in judgement.verdicts}
+    found = {verdict.id: (verdict.value, verdict.interval) for verdict in judgement.verdicts}
     value, interval = found["step_time_p95[resnet152-fp16-8gpu]"]
     assert value == pytest.approx(446.2, abs=0.05)
     assert interval == pytest.approx((445.93, 446.55), abs=0.01), "wider than that of the mean"
@@ -148,7 +148,7 @@ def test_the_error_of_a_p95_is_that_of_the_rank_whose_steps_vary_most(tmp_path: 
     *others, last = EIGHT_GPUS["per_rank"]
     varied = last | {"stdev_step_sec": 10 * last["stdev_step_sec"], "p95_step_sec": 0.4861}
     run = imported(tmp_path, EIGHT_GPUS | {"per_rank": [*others, varied]}, ONE_GPU)
-    found = {one.id: (one.value, one.interval) for one in judged(run).verdicts}
+    found = {verdict.id: (verdict.value, verdict.interval) for verdict in judged(run).verdicts}
     value, interval = found["step_time_p95[resnet152-fp16-8gpu]"]
     assert value == pytest.approx(486.1)
     assert interval == pytest.approx((482.7, 489.5), abs=0.1), "486.1 · (1 ± 1.96 · 2.11 · 6.1 % ÷ √1351)"

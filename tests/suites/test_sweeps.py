@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.suites.ddp_benchmark import PytorchDdp
@@ -104,7 +104,7 @@ PUBLISHED = {119_586_826, 55_599_114, 26_750_986, 5_130, 54_575_114, 21_020_682}
 
 
 def test_trained_parameters_and_data_moved_are_those_of_the_published_experiment() -> None:
-    assert {one.workload.family.classifier_parameters for one in planned(Factors()).studies} == PUBLISHED
+    assert {study.workload.family.classifier_parameters for study in planned(Factors()).studies} == PUBLISHED
     assert data_moved(max(PUBLISHED), 1024, 4) == pytest.approx(4 * 60_000 / (1024 * 4) * max(PUBLISHED) / 1e9)
 
 
@@ -135,13 +135,13 @@ def test_conclusions_go_as_far_as_intervals_do() -> None:
     lines = list[str]()
     for ends in LIMITS:
         paces: list[Row] = [
-            {"batch": at, "ranks": 8, "samples_per_s_per_gpu": Found(sum(one), (one[0], one[-1]))}
+            {"batch": at, "ranks": 8, "samples_per_s_per_gpu": Estimate(sum(one), (one[0], one[-1]))}
             for at, one in enumerate(ends)
         ]
         lines.append(f"{ends}: {[*findings_of(paces, 'img/s')][1:]}")
     for case in LOADING:
         settings: list[Row] = [{"data": "synthetic"}] + [
-            {"data": workers, "efficiency": Found(0.5, one or None), "to_fastest": Found(1.0, other or None)}
+            {"data": workers, "efficiency": Estimate(0.5, one or None), "to_fastest": Estimate(1.0, other or None)}
             for workers, (one, other) in enumerate(zip(*case, strict=True))
         ]
         chosen = recommended(settings)

@@ -73,8 +73,8 @@ def test_bounds_need_whole_and_valid_runs_and_of_launches_the_whole_interval() -
     for name, runs, records in cases:
         report = WholeRun().results(suite_of(runs, records))
         required, sizes, *_ = report.tables
-        told += [f"{name}:", *(" ".join([*map(cell, one.values()), ends(one["value"])]) for one in required.rows)]
-        told += [*(f"size of {cell(one['complete_s'])} s" for one in sizes.rows), *report.failures, ""]
+        told += [f"{name}:", *(" ".join([*map(cell, row.values()), ends(row["value"])]) for row in required.rows)]
+        told += [*(f"size of {cell(row['complete_s'])} s" for row in sizes.rows), *report.failures, ""]
     assert_approved("suite-whole-run-bounds.txt", "\n".join(told))
 
 
@@ -160,7 +160,7 @@ def test_energy_and_prices_are_of_all_ranks_and_a_checkpoint_that_failed_costs_o
         told += [*(f"{key}: {cell(size.get(key))}" for key in ("complete_s", "memory_gb", "gpu_hours", "kwh", "price"))]
         told += [
             *sizes.notes[3:],
-            *(f"{one['metric']} {one['outcome']}" for one in required.rows),
+            *(f"{row['metric']} {row['outcome']}" for row in required.rows),
             *results.problems,
             "",
         ]

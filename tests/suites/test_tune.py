@@ -76,6 +76,6 @@ def test_settings_are_as_approved_without_what_the_workload_has_already() -> Non
         lines += [text, *(f"  {one.name or environment}" for one, environment in settings_of(text, WORKLOAD))]
     assert_approved("suite-tune-settings.txt", "\n".join([*lines, ""]))
     plan = PlayedTune(f"--try={USUAL_SETTINGS['cuda']}", gains={}).measured().plan
-    assert len({setting_of(one) for one in plan.studies}) == 27, "all can be planned, with the usual ones"
+    assert len({setting_of(study) for study in plan.studies}) == 27, "all can be planned, with the usual ones"
     [study] = PlayedTune("--batch=10", "--try=batch_size=double", gains={}).measured().plan.studies
     assert [arm.batch_size for arm in study.arms] == [10, 20]

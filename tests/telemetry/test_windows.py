@@ -22,7 +22,7 @@ def log_of(*told: str, reasons: dict[str, str] | None = None) -> GpuLog:
     """Of one GPU: readings with TIME:VALUE of polls, one before and one at the end of 10 … 12, or of samples."""
     values, samples = dict[float, dict[str, float]]({9.5: {}, 12.0: {}}), dict[str, list[tuple[float, float]]]()
     for reading, *timed in map(str.split, told):
-        for time_s, _, value in (one.partition(":") for one in timed):
+        for time_s, _, value in (study.partition(":") for study in timed):
             if reading in SAMPLED:
                 samples.setdefault(reading, []).append((float(time_s), float(value)))
             else:

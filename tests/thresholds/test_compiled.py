@@ -83,7 +83,7 @@ def _told(path: Path, on: str) -> Iterator[tuple[str, list[str]]]:
         measurable = [case for case in cases if not case.missing and case.world_size <= layout.world_size]
         plan = Plan(name, device, (), nodes=layout.nodes, ranks_per_node=layout.ranks_per_node)
         plan = plan_of_cases(plan, measurable, PACES[device])
-        yield from ((f"{name} trains {one.id}", [arm.name for arm in one.arms]) for one in plan.studies)
+        yield from ((f"{name} trains {study.id}", [arm.name for arm in study.arms]) for study in plan.studies)
         yield f"{name} each night", [case.id for case in nightly_uniformity(cases)]
         yield f"{name} nodes", list(_facts(expected_by(plan, node_expectation(sku))))
         subject = Subject(Site(Settings(), path.parent, path.parent), file, name)

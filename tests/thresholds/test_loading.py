@@ -52,7 +52,7 @@ def test_a_file_rests_on_the_packaged_one_or_is_a_whole_of_its_own(path: Path) -
 def test_a_copy_of_the_packaged_file_sets_no_bound_of_the_sites_own(path: Path) -> None:
     shutil.copy(packaged(THRESHOLDS), path)
     skus = load_thresholds(path).thresholds.skus.values()
-    assert not [one.source for sku in skus for one in sku.requirements if one.source.is_site]
+    assert not [requirement.source for sku in skus for requirement in sku.requirements if requirement.source.is_site]
 
 
 def test_a_waiver_that_has_ended_since_a_run_began_lets_the_run_be_judged_by_its_own_file(path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_waiver_that_has_ended_since_a_run_began_lets_the_run_be_judged_by_its
     with pytest.raises(ThresholdsError, match="is over"):
         load_thresholds(path)
     requirements = load_thresholds(path, of_earlier_run=True).thresholds.skus["new"].requirements
-    assert [one.waiver.until < today() for one in requirements if one.waiver] == [True]
+    assert [requirement.waiver.until < today() for requirement in requirements if requirement.waiver] == [True]
 
 
 def test_a_byte_order_mark_does_no_harm(path: Path) -> None:

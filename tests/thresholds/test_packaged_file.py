@@ -64,39 +64,44 @@ def _told(sku: Sku) -> Iterator[str]:
     for trained in sku.workloads.values():
         sizes = f"{trained.batch_size} {trained.global_batch_size}"
         yield f"{trained.name}: {trained.family.model} {trained.family.form} {trained.precision} {sizes}"
-    for one in sku.requirements:
-        source, versus = one.source, f" vs {one.versus}" if one.versus else ""
-        at = f"{one.world_size}{' spread' * (one.placement == 'spread')}{versus}"
+    for requirement in sku.requirements:
+        source, versus = requirement.source, f" vs {requirement.versus}" if requirement.versus else ""
+        at = f"{requirement.world_size}{' spread' * (requirement.placement == 'spread')}{versus}"
         value = "" if source.measured is None else f", of {source.measured:g} − {source.margin_pct} %"
         told = " ".join((source.reference or source.reasoning or "").split())
-        yield f"{one.metric} {one.subject} {at}: {bound_text(one)}{value}, {told[:60].rstrip()}"
+        yield f"{requirement.metric} {requirement.subject} {at}: {bound_text(requirement)}{value}, {told[:60].rstrip()}"
 
 
 @rows("name", SKUS)
 def test_every_number_says_where_it_comes_from(name: str) -> None:
     """What is published rejects, and what is not only warns, but what peers are compared by."""
-    for one in SKUS[name].requirements:
-        source, by_peers = one.source, one.definition.reads_own_pace or one.definition.compares_places
-        if one.check or one.definition.only_bound is not None:
-            assert source.reasoning, one
-        elif one.provisional:
-            assert source.reasoning, one
-            assert source.measured is None, f"a measured value has a reference: {one}"
-            assert one.severity == ("fail" if by_peers else "warn"), one
+    for requirement in SKUS[name].requirements:
+        source, by_peers = (
+            requirement.source,
+            requirement.definition.reads_own_pace or requirement.definition.compares_places,
+        )
+        if requirement.check or requirement.definition.only_bound is not None:
+            assert source.reasoning, requirement
+        elif requirement.provisional:
+            assert source.reasoning, requirement
+            assert source.measured is None, f"a measured value has a reference: {requirement}"
+            assert requirement.severity == ("fail" if by_peers else "warn"), requirement
         else:
             published = source.reference or ""
-            assert source.measured is not None, one
-            assert re.search(PUBLISHERS, published), one
-            assert source.margin_pct or one.severity == "warn" or source.reasoning or "pass limits" in published, one
-            assert one.severity == "warn" or not published.startswith(CROWD), one
+            assert source.measured is not None, requirement
+            assert re.search(PUBLISHERS, published), requirement
+            assert (
+                source.margin_pct or requirement.severity == "warn" or source.reasoning or "pass limits" in published
+            ), requirement
+            assert requirement.severity == "warn" or not published.startswith(CROWD), requirement
 
 
 def test_a_published_figure_is_cited_by_the_sku_it_was_measured_on_and_no_other() -> None:
     cited_by: dict[str, set[str]] = {}
     for name, sku in GPUS.items():
-        for one in sku.requirements:
-            if one.source.reference:
-                cited_by.setdefault(one.source.reference, set()).add(name)
+        for requirement in sku.requirements:
+            if requirement.source.reference:
+                cited_by.setdefault(requirement.source.reference, set()).add(name)
     several = {re.split("[,:]", reference)[0]: skus for reference, skus in cited_by.items() if len(skus) > 1}
     assert several == {
         "NVIDIA/nccl-tests issues": {"h100", "h200", "b200"},  # a port of the network, whatever GPU is behind it
@@ -247,7 +252,9 @@ def rows_of(document: Any) -> list[dict[str, Any]]:
 def test_any_sku_can_be_deleted_with_the_ratios_to_it(sku: str, tmp_path: Path) -> None:
     path = tmp_path / "thresholds.yaml"
     path.write_text(TEXT.replace(section_of(sku)[1], ""), encoding="utf-8")
-    compared = {name for name, entry in SKUS.items() if any(one.versus == sku for one in entry.requirements)}
+    compared = {
+        name for name, entry in SKUS.items() if any(requirement.versus == sku for requirement in entry.requirements)
+    }
     if not compared:
         assert set(load_thresholds(path).thresholds.skus) == set(SKUS) - {sku}
         return
@@ -267,8 +274,8 @@ def test_all_skus_can_be_copied(tmp_path: Path) -> None:
     both = load_thresholds(path)
     for sku in SKUS:
         mine, theirs = both.thresholds.skus[f"copy-of-{sku}"], both.thresholds.skus[sku]
-        assert [replace(one, where="") for one in mine.requirements] == [
-            replace(one, where="") for one in theirs.requirements
+        assert [replace(requirement, where="") for requirement in mine.requirements] == [
+            replace(requirement, where="") for requirement in theirs.requirements
         ]
 
 
@@ -287,10 +294,14 @@ def test_names_of_cases_are_unique_within_a_sku_and_need_no_quoting_by_pytest() 
 
 
 def test_nobody_waives_anything_for_all_sites_and_the_how_to_shows_how_a_site_does(tmp_path: Path) -> None:
-    assert [one for sku in SKUS.values() for one in sku.requirements if one.waiver is not None] == []
+    assert [
+        requirement for sku in SKUS.values() for requirement in sku.requirements if requirement.waiver is not None
+    ] == []
     how_to = (ROOT / "docs" / "how-to" / "waiver.md").read_text(encoding="utf-8")
     example = how_to.split("```yaml\n")[1].split("```")[0]
     (tmp_path / "site.yaml").write_text(re.sub(r"\d{4}-\d\d-\d\d", str(today()), example), encoding="utf-8")
     requirements = load_thresholds(tmp_path / "site.yaml").thresholds.skus["b200"].requirements
-    waived = [(one.subject, one.severity) for one in requirements if one.waiver is not None]
+    waived = [
+        (requirement.subject, requirement.severity) for requirement in requirements if requirement.waiver is not None
+    ]
     assert sorted(waived) == [("matmul-bf16", "fail"), ("nvlink", "fail"), ("resnet152-fp16", "fail")]

@@ -100,8 +100,14 @@ def test_messages_fit_the_memory(sku: str) -> None:
 
 def test_probes_are_compared_with_peers_only_if_a_row_asks_for_them() -> None:
     for name, sku in FILE.thresholds.skus.items():
-        asked = {one.probe for one in sku.requirements if one.probe and not one.definition.compares_places}
-        assert {one.probe for one in sku.requirements if one.definition.compares_places} <= asked, name
+        asked = {
+            requirement.probe
+            for requirement in sku.requirements
+            if requirement.probe and not requirement.definition.compares_places
+        }
+        assert {
+            requirement.probe for requirement in sku.requirements if requirement.definition.compares_places
+        } <= asked, name
 
 
 def test_a_bound_lies_below_what_the_data_sheet_promises() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.run.strict_json import parse_strict_json
-from pytest_ddpscale.thresholds.showing import WIDTH, asked_blocks, asked_json, asked_of, json_text
+from pytest_ddpscale.thresholds.showing import WIDTH, json_text, selection_blocks, selection_json, selection_of
 from pytest_ddpscale.util.document import text_lines
 from tests.builders.clusters import thresholds
 from tests.rows import rows
@@ -72,10 +72,10 @@ def test_what_is_printed(
 
 @rows("sku", list(thresholds().thresholds.skus))
 def test_every_requirement_of_a_packaged_sku_is_shown_in_lines_that_fit_a_terminal(sku: str) -> None:
-    asked = asked_of(thresholds(), sku)
-    shown = [one for one, _ in asked.rows]
+    asked = selection_of(thresholds(), sku)
+    shown = [row for row, _ in asked.rows]
     assert sorted(map(str, shown)) == sorted(map(str, thresholds().thresholds.skus[sku].requirements))
-    assert len(json.loads(json_text(asked_json(asked)))["requirements"]) == len(shown)
+    assert len(json.loads(json_text(selection_json(asked)))["requirements"]) == len(shown)
     for verbose in (False, True):
-        lines = list(text_lines(*asked_blocks(asked, verbose), width=WIDTH))
+        lines = list(text_lines(*selection_blocks(asked, verbose), width=WIDTH))
         assert [line for line in lines if len(line) > WIDTH and str(thresholds().path) not in line] == []

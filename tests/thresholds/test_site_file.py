@@ -87,7 +87,7 @@ def overlay(below: Path, per_gpu: int = 768, workload: str = WORKLOAD) -> Overla
 
 
 def requirements(path: Path) -> list[Requirement]:
-    return [replace(one, where="") for one in load_thresholds(path).thresholds.skus[SKU].requirements]
+    return [replace(requirement, where="") for requirement in load_thresholds(path).thresholds.skus[SKU].requirements]
 
 
 def test_the_packaged_file_is_extended_by_name_and_a_sites_file_by_its_path(tmp_path: Path) -> None:

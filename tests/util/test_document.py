@@ -49,10 +49,10 @@ INVISIBLE = re.compile("[\u202a-\u202e\u2066-\u2069\x00-\x08\x0b-\x1f\x7f]")
 def every_block(words: str) -> list[Block]:
     """Each kind of block and of text, with these words wherever there can be any."""
     texts: list[Text] = [words, (words, Word(words), Word(words, "failed"), Link(words, words), Code(words))]
-    rows = Table((words, words), [(one, one) for one in texts], words, 1, below={1: Note(texts, texts)})
+    rows = Table((words, words), [(text, text) for text in texts], words, 1, below={1: Note(texts, texts)})
     inner: list[Block] = [
         Headline(words), *map(Line, texts), bullets(texts), Items([[Line(words), Listing(words)]], start=1, name="i"),
-        fact_table([(one, one) for one in texts]), rows, Listing(words),
+        fact_table([(text, text) for text in texts]), rows, Listing(words),
         Picture(words, words, words, words, b"<svg/>", bytes, rows, False, words),
     ]  # fmt: skip
     return [Section(words, [*inner, Closed(words, inner), Closed(words, inner, is_open=True)])]

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, WantedArms, leave, left, read_status
+from pytest_ddpscale.run.rank_folder import (
+    RankFailure,
+    RankStatus,
+    WantedArms,
+    read_message,
+    read_status,
+    write_message,
+)
 from pytest_ddpscale.worker.context import RankProgress, needed_arms
 from pytest_ddpscale.worker.control import host_name
 from tests.rows import rows
@@ -50,7 +57,7 @@ def test_a_failure_is_left_with_the_agent(
     here = RankProgress(tmp_path, 1)
     here.rank, here.study = 5, "weak/r"
     here.tell_failure(error)
-    told = left(tmp_path, RankFailure, 1)
+    told = read_message(tmp_path, RankFailure, 1)
     assert told is not None
     assert replace(told, unix_s=0.0) == RankFailure(
         local_rank=1, rank=5, study="weak/r", phase="start-up", type="ValueError", message=message
@@ -96,7 +103,7 @@ def test_a_word_about_the_round_is_followed(
     tmp_path: Path, word: WantedArms | str | None, expected: list[str] | None
 ) -> None:
     if isinstance(word, WantedArms):
-        leave(tmp_path, word)
+        write_message(tmp_path, word)
     elif word is not None:
         [file] = tmp_path.iterdir()
         file.write_text(word)
@@ -105,8 +112,8 @@ def test_a_word_about_the_round_is_followed(
 
 
 def test_a_word_that_comes_late_is_heard(tmp_path: Path) -> None:
-    leave(tmp_path, WantedArms("weak/r", 3, ("alone",)))
-    speaker = threading.Timer(0.1, leave, (tmp_path, NOBODY))
+    write_message(tmp_path, WantedArms("weak/r", 3, ("alone",)))
+    speaker = threading.Timer(0.1, write_message, (tmp_path, NOBODY))
     speaker.start()
     assert needed_arms(tmp_path, "weak/r", 4, patience_s=30.0) == []
     speaker.join()

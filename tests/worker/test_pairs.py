@@ -19,7 +19,7 @@ from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.pairs import PairSearch
-from tests.builders.judged import rails_of, slow_links
+from tests.builders.judged import gpu_pairs_of, slow_links
 from tests.builders.probes import pair_evidence
 from tests.builders.records import gang_at
 
@@ -56,7 +56,7 @@ class Gang:
         records, *others = [context.sink.records for context in self.contexts]  # type: ignore[attr-defined]
         assert not any(others), "only rank 0 writes"
         evidence = pair_evidence([gang_at(self.places), *records])
-        return ended, rails_of(evidence), slow_links(evidence)
+        return ended, gpu_pairs_of(evidence), slow_links(evidence)
 
 
 @pytest.mark.parametrize(

@@ -63,17 +63,17 @@ def test_rank_0_profiles_each_arm_after_its_study_while_all_ranks_of_it_take_the
     (tmp_path / LOGS).mkdir()
     records, by_the_other = on_two_ranks(partial(one_of_two, tmp_path), tmp_path)
     assert by_the_other == []
-    profiles = alone, no_sync, ddp = [one for one in records if isinstance(one, ArmProfile)]
+    profiles = alone, no_sync, ddp = [record for record in records if isinstance(record, ArmProfile)]
     assert records[-4:] == [StudyEnd(study=TRAINED.id, reason="rounds"), *profiles], "first what was measured"
-    assert [one.arm for one in profiles] == ["alone", "no_sync@2", "ddp@2"]
-    assert {(len(one.steps), one.problem) for one in profiles} == {(STEPS, "")}
+    assert [profile.arm for profile in profiles] == ["alone", "no_sync@2", "ddp@2"]
+    assert {(len(profile.steps), profile.problem) for profile in profiles} == {(STEPS, "")}
     assert {(step.all_reduce_ms, step.waiting_ms) for step in (*alone.steps, *no_sync.steps)} == {(0, 0)}
     assert (alone.buckets, no_sync.buckets) == ((), ())
     assert min(step.all_reduce_ms for step in ddp.steps) > 0
     gradients = sum(4 * parameter.numel() for parameter in build_model(TINY, CPU).parameters())
     assert sum(bucket.bytes or 0 for bucket in ddp.buckets) == gradients
-    for one in profiles:
-        trace = gzip.decompress((tmp_path / LOGS / one.trace).read_bytes())
+    for profile in profiles:
+        trace = gzip.decompress((tmp_path / LOGS / profile.trace).read_bytes())
         names = [event.get("name") for event in json.loads(trace)["traceEvents"]]
         assert [names.count(f"ddpscale:{part}") for part in ("step", "backward")] == [1, 1], "of one typical step"
 

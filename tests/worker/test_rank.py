@@ -22,7 +22,7 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord, Rank, StudyEnd, StudyMemory, StudyStart, Sustained
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.telemetry.windows import Sampler
-from pytest_ddpscale.worker.__main__ import who_i_am
+from pytest_ddpscale.worker.__main__ import rank_record
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
 from pytest_ddpscale.worker.numa import Binding
@@ -66,7 +66,7 @@ def test_a_study_has_a_stretch_before_its_rounds_where_there_is_time_and_says_it
     both = sustained_s < 1
     asked = replace(WEAK, sustained_s=sustained_s, stretched_ranks=1)
     said = said_of(asked, left_s, tries_memory=both)
-    kinds = [type(one) for one in said.records if isinstance(one, Sustained | Block | StudyMemory | StudyEnd)]
+    kinds = [type(record) for record in said.records if isinstance(record, Sustained | Block | StudyMemory | StudyEnd)]
     assert kinds == [Sustained] * both + [Block] * 2 + [StudyMemory] * both + [StudyEnd]
     assert said.records[-1] == StudyEnd(WEAK.id, "rounds")
     assert context_on_cpu(CpuDevice(), control_of_one()).has_time_for(1e9), "without a deadline"
@@ -100,7 +100,7 @@ def test_each_block_has_its_telemetry_before_it_and_waits_for_the_sampler(
 ) -> None:
     sampler = ToldSampler()
     said = said_of(asked, sampler=sampler)
-    told = [type(one) for one in said.records if isinstance(one, Block | TelemetryBlock)]
+    told = [type(record) for record in said.records if isinstance(record, Block | TelemetryBlock)]
     assert told == [TelemetryBlock, Block] * 2
     for telemetry, block in zip(said.of(TelemetryBlock), said.of(Block), strict=True):
         assert (telemetry.study, telemetry.arm, telemetry.round) == (block.study, block.arm, block.round)
@@ -120,7 +120,7 @@ def test_the_first_rank_records_who_all_ranks_are_and_any_may_read_it_later(monk
         control = Control(store, rank, rank % 2, world_size=4, nodes=2)
         context = context_on_cpu(CpuDevice(), control, sink=sinks[rank])
         who = structs.replace(
-            who_i_am(control, context.device, Binding()), place=Place(f"n{rank // 2}", rank % 2, f"GPU-{rank}")
+            rank_record(control, context.device, Binding()), place=Place(f"n{rank // 2}", rank % 2, f"GPU-{rank}")
         )
         if rank == 3:
             who = structs.replace(who, versions={"torch": "other"})

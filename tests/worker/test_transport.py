@@ -25,7 +25,7 @@ def log_of(path: Path, rank: int = 0, nodes: int = 4, per_node: int = 1, backend
 
 def heard(path: Path, messages: Sequence[str], groups: Any = (), **of_log: Any) -> RankTransport:
     """What is read of messages that NCCL wrote."""
-    path.write_text("".join(f"node-0-0:188:585 [0] NCCL INFO {one}\n" for one in messages), encoding="utf-8")
+    path.write_text("".join(f"node-0-0:188:585 [0] NCCL INFO {message}\n" for message in messages), encoding="utf-8")
     transport: RankTransport = log_of(path, **of_log).read(groups)
     return transport
 

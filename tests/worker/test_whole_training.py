@@ -27,7 +27,7 @@ from pytest_ddpscale.worker import whole_training
 from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.loading import Fed
+from pytest_ddpscale.worker.loading import DeviceBatch
 from pytest_ddpscale.worker.model import checksum
 from pytest_ddpscale.worker.training import forget_compiled
 from pytest_ddpscale.worker.whole_training import SpanClock, WholeTraining, _loaders, padded
@@ -125,9 +125,9 @@ def test_another_gang_than_planned_is_refused(gloo_of_one: None) -> None:
 
 
 def test_what_fills_up_a_batch_is_never_classified_rightly() -> None:
-    images, labels = padded(Fed(torch.ones(3, 1, 2, 2), torch.tensor([4, 0, 2])), 5)
+    images, labels = padded(DeviceBatch(torch.ones(3, 1, 2, 2), torch.tensor([4, 0, 2])), 5)
     assert (len(images), labels.tolist()) == (5, [4, 0, 2, -1, -1])
-    assert padded(Fed(images, labels), 5).inputs is images
+    assert padded(DeviceBatch(images, labels), 5).inputs is images
 
 
 @needs_compiler
@@ -149,7 +149,7 @@ def test_compiling_has_a_span_of_its_own_in_the_first_epoch_only(
     assert [one.ranks[0].validated for one in (first, second)] == [21, 21]
 
 
-def held(run: TrainingRun, rank: int = 0, *, is_training: bool = True) -> Fed:
+def held(run: TrainingRun, rank: int = 0, *, is_training: bool = True) -> DeviceBatch:
     """The first batch of a rank that nobody else is with."""
     training, validation = _loaders(run, context_of(rank, run.world_size, HashStore()))
     return next((training if is_training else validation).epoch(0))

@@ -50,10 +50,17 @@ def imported(judgement: Judgement, run: RunRecord | None) -> list[Verdict]:
 
     Empty for a run that was measured here, and if anything that was imported blocks acceptance: then a cause leads.
     """
-    blocks = (one for one in judgement.verdicts if judgement.is_blocked_by(one) and one.outcome != "not_measured")
+    blocks = (
+        verdict
+        for verdict in judgement.verdicts
+        if judgement.is_blocked_by(verdict) and verdict.outcome != "not_measured"
+    )
     if run is None or not run.is_imported or judgement.outcome != "incomplete" or any(blocks):
         return []
-    return sorted((one for one in judgement.verdicts if one.margin is not None), key=lambda one: one.margin or 0.0)
+    return sorted(
+        (verdict for verdict in judgement.verdicts if verdict.margin is not None),
+        key=lambda verdict: verdict.margin or 0.0,
+    )
 
 
 def imported_text(judgement: Judgement, run: RunRecord | None) -> str:
@@ -61,23 +68,28 @@ def imported_text(judgement: Judgement, run: RunRecord | None) -> str:
 
     The numbers are those of the workload with the most throughput.
     """
-    valued, there, said = imported(judgement, run), judgement.verdicts, list[str]()
+    valued, verdicts, sentences = imported(judgement, run), judgement.verdicts, list[str]()
     if not valued:
         return ""
-    fastest = max(valued, key=lambda one: (one.metric == THROUGHPUT_PER_GPU.name, one.value or 0.0, one.world_size))
-    by_size = sorted(valued, key=lambda one: one.world_size)
-    of = {one.metric: one for one in by_size if one.workload == fastest.workload}
+    fastest = max(
+        valued,
+        key=lambda verdict: (verdict.metric == THROUGHPUT_PER_GPU.name, verdict.value or 0.0, verdict.world_size),
+    )
+    by_size = sorted(valued, key=lambda verdict: verdict.world_size)
+    of = {own.metric: own for own in by_size if own.workload == fastest.workload}
     if fastest.metric == THROUGHPUT_PER_GPU.name and fastest.value is not None:
-        said.append(f"{number_text(fastest.value, fastest.unit, 0)} per GPU")
+        sentences.append(f"{number_text(fastest.value, fastest.unit, 0)} per GPU")
     for metric in (WEAK_SCALING_EFFICIENCY, GENERATION_RATIO):
         if (one := of.get(metric.name)) and one.value is not None:
             of_what = one.compared.reference if one.compared else f"at {count_text(one.world_size, 'GPU')}"
-            said.append(f"{number_text(one.value, one.unit)} {of_what}")
-    passed = f"{sum(one.passed for one in valued)} of {count_text(len(valued), 'requirement')} with a value passed"
-    lacks = {METRICS[one.metric].subject for one in there if one.margin is None}
+            sentences.append(f"{number_text(one.value, one.unit)} {of_what}")
+    passed = (
+        f"{sum(verdict.passed for verdict in valued)} of {count_text(len(valued), 'requirement')} with a value passed"
+    )
+    lacks = {METRICS[verdict.metric].subject for verdict in verdicts if verdict.margin is None}
     untested = [what for subject, what in _SUBJECTS.items() if subject in lacks]
-    missing = f"; not tested: {', '.join(untested)} ({len(there) - len(valued)} of {len(there)})" * bool(untested)
-    what = f"{', '.join(said)} ({fastest.workload}; {passed})" if said else passed
+    missing = f"; not tested: {', '.join(untested)} ({len(verdicts) - len(valued)} of {len(verdicts)})" * bool(untested)
+    what = f"{', '.join(sentences)} ({fastest.workload}; {passed})" if sentences else passed
     return f"INCOMPLETE: imported {what}{missing}"
 
 
@@ -92,12 +104,12 @@ def changes_by_site(judgement: Judgement) -> list[str]:
     ``3 bounds lowered by the site, 1 requirement not asked``.
     """
     easier = Counter(
-        ("requirement", "not asked") if one.now is None
-        else ("requirement", "made a warning") if one.only_warns
+        ("requirement", "not asked") if bound.now is None
+        else ("requirement", "made a warning") if bound.only_warns
         else ("bound", "lowered")
-        for one in judgement.lowered
+        for bound in judgement.lowered
     )  # fmt: skip
-    counted = [f"{count_text(number, noun)} {what}" for (noun, what), number in easier.items()]
+    counted = [f"{count_text(number, noun)} {change}" for (noun, change), number in easier.items()]
     lowered = [", ".join([f"{counted[0]} by the site", *counted[1:]])] if counted else []
     names = first_few([*map(one_line, judgement.altered)], _MOST_CHANGES)
     return [*lowered, *([f"changed by the site: {names}"] if names else [])]
@@ -105,8 +117,8 @@ def changes_by_site(judgement: Judgement) -> list[str]:
 
 def reservations(judgement: Judgement) -> Iterator[str]:
     """What qualifies the verdict: waivers, what the site changed, provisional bounds, and what was not selected."""
-    for one in judgement.waived:
-        yield f"{one.id}: {waiver_text(one)}"
+    for verdict in judgement.waived:
+        yield f"{verdict.id}: {waiver_text(verdict)}"
     yield from changes_by_site(judgement)
     if provisional := sum(map(is_provisional, judgement.verdicts)):
         bounds = count_text(len(judgement.verdicts), "bound")
@@ -122,5 +134,5 @@ def notes(judgement: Judgement, left_out: Sequence[str] = ()) -> list[str]:
     """
     hidden, idle = judgement.notes_of(*left_out), judgement.notes_of("low-utilization")
     more = f" ({count_text(len(idle) - 1, 'more arm')} alike: verdicts.json)" if idle[1:] else ""
-    shown = [one for one in judgement.other_notes if one not in (*hidden, *idle[1:])]
-    return [one + more * (one in idle) for one in shown]
+    shown = [note for note in judgement.other_notes if note not in (*hidden, *idle[1:])]
+    return [note + more * (note in idle) for note in shown]

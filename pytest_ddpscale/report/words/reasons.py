@@ -30,17 +30,17 @@ def say(reason: Why) -> str:
     if isinstance(reason, str):
         return reason
     try:
-        entry, args = SENTENCES[reason.code], map(_said, reason.args)
+        entry, args = SENTENCES[reason.code], map(_formatted, reason.args)
         return entry.format(*map(_Words, args)) if isinstance(entry, str) else entry(*args)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # a record of another version
         return f"{reason.code} {reason.args}"
 
 
-def _said(arg: Any) -> Any:
+def _formatted(arg: Any) -> Any:
     if isinstance(arg, Reason):
         return say(arg)
     if isinstance(arg, tuple | list):
-        return Listed(map(_said, arg))
+        return Listed(map(_formatted, arg))
     return arg
 
 
@@ -77,8 +77,8 @@ class _Words:
         if kind == "#":
             return count_text(value, words) if words else str(len(value))
         if kind == "?":
-            told, _, otherwise = words.partition("|")
-            return told.replace("@", format(value)) if value else otherwise
+            text, _, otherwise = words.partition("|")
+            return text.replace("@", format(value)) if value else otherwise
         if kind == "+":
             return words.split("|")[len(value) != 1]
         if spec.endswith("%"):
@@ -89,7 +89,7 @@ class _Words:
 def worded(verdict: Verdict) -> Verdict:
     """The verdict with the sentences of its reasons, where they are not written yet."""
     notes = dict.fromkeys((*verdict.notes, *map(say, verdict.remarks)))
-    culprits = (replace(one, evidence=one.evidence or say(one.because)) for one in verdict.culprits)
+    culprits = (replace(culprit, evidence=culprit.evidence or say(culprit.because)) for culprit in verdict.culprits)
     reason = verdict.reason or (say(verdict.because) if verdict.because else "")
     return replace(verdict, reason=reason, notes=tuple(notes), culprits=tuple(culprits))
 
@@ -111,25 +111,25 @@ def _node_alone(metric: str, value: float, unit: str, others: int, median: float
     return f"{metric} {_written(value, unit)} on this node alone{beside}"
 
 
-def _nodes_missing(there: Listed, planned: int, absent: Listed, whys: Listed) -> str:
-    who = f" ({there:nodes})" if there else ""
+def _nodes_missing(present: Listed, planned: int, absent: Listed, whys: Listed) -> str:
+    who = f" ({present:nodes})" if present else ""
     missing = f"; missing: {absent:nodes}" if absent else ""
     why = f": {Listed(sorted({*whys}))}" if whys else ""
-    return f"measured on {len(there)} of {planned} nodes{who}{missing}{why}"
+    return f"measured on {len(present)} of {planned} nodes{who}{missing}{why}"
 
 
 def _misses(requirement: str, failed: int, of: int, noun: str, value: float, kind: str, others: float | None) -> str:
     name, unit = requirement.partition("[")[2].removesuffix("]"), METRICS[KINDS[kind].metric].unit
-    what = name if of == 1 else f"{failed} of its {of} {noun} fail {name}, the worst"
+    failure = name if of == 1 else f"{failed} of its {of} {noun} fail {name}, the worst"
     beside = f"the median of all others is {others:.4g} {unit}" if others is not None else "no other to compare with"
-    return f"{what} at {value:.4g} {unit}; {beside}"
+    return f"{failure} at {value:.4g} {unit}; {beside}"
 
 
 def _unlike(blocks: int, is_seeded: bool, is_certain: bool) -> str:
     whom = "from most of the ranks" if is_certain else "between the ranks"
-    said = [f"parameters differ {whom} in {count_text(blocks, 'block')}"] * (blocks > 0)
-    said += [f"gradients of one seeded step, each computed alone, differ {whom}"] * is_seeded
-    return "; ".join(said + ["it is unknown which is right"] * (not is_certain))
+    sentences = [f"parameters differ {whom} in {count_text(blocks, 'block')}"] * (blocks > 0)
+    sentences += [f"gradients of one seeded step, each computed alone, differ {whom}"] * is_seeded
+    return "; ".join(sentences + ["it is unknown which is right"] * (not is_certain))
 
 
 def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
@@ -144,10 +144,10 @@ def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
     )
 
 
-def _places_missing(there: int, expected: int, noun: str, absent: Listed, unseen: Listed) -> str:
+def _places_missing(present: int, expected: int, noun: str, absent: Listed, unseen: Listed) -> str:
     ranks = Listed(f"rank {' to '.join(map(str, dict.fromkeys(ends)))}" for ends in absent)
     no_results = f" (no results from {unseen})" if unseen else ""
-    return f"measured on {there} of {expected} {noun}; {ranks} missing{no_results}"
+    return f"measured on {present} of {expected} {noun}; {ranks} missing{no_results}"
 
 
 def _at_clock(mhz: float, most_mhz: float, watts: float, limit_w: float, held: Listed) -> str:  # 0 is unknown

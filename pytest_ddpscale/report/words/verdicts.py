@@ -81,20 +81,20 @@ def remarks(verdict: Verdict, *, in_full: bool = False) -> list[str]:
 
     In full it has the UUIDs of culprits and the first line of an error, too.
     """
-    told, said = reason_text(verdict), list[str]()
+    reason, remarks_so_far = reason_text(verdict), list[str]()
     if not verdict.passed:
-        said = [check_text(verdict), *details_of(verdict)[not in_full :], waiver_text(verdict)]
-        for one in verdict.accused[:_MOST_CULPRITS]:
-            who = (culprit_name if one_line(one.evidence) in told else culprit_text)(one, in_full)
-            said.append(who if one.is_certain else f"suspected: {who}")
+        remarks_so_far = [check_text(verdict), *details_of(verdict)[not in_full :], waiver_text(verdict)]
+        for culprit in verdict.accused[:_MOST_CULPRITS]:
+            who = (culprit_name if one_line(culprit.evidence) in reason else culprit_text)(culprit, in_full)
+            remarks_so_far.append(who if culprit.is_certain else f"suspected: {who}")
         hidden = len(verdict.accused) - _MOST_CULPRITS
-        said.append(f"{hidden} more: culprits.csv lists all" if hidden > 0 else "")
+        remarks_so_far.append(f"{hidden} more: culprits.csv lists all" if hidden > 0 else "")
     if (ratio := verdict.compared) is not None:
         source = f" ({ratio.source})" if ratio.source else ""
-        here = f"{ratio.samples_per_s:.4g} {ratio.unit} per device here"
-        there = f"{ratio.reference_samples_per_s:.4g} of {ratio.reference}{source}"
-        said.append(one_line(f"ratio of {here}, {there}"))
-    return [*filter(None, said), *(f"note: {one_line(note)}" for note in verdict.notes)]
+        measured = f"{ratio.samples_per_s:.4g} {ratio.unit} per device here"
+        published = f"{ratio.reference_samples_per_s:.4g} of {ratio.reference}{source}"
+        remarks_so_far.append(one_line(f"ratio of {measured}, {published}"))
+    return [*filter(None, remarks_so_far), *(f"note: {one_line(note)}" for note in verdict.notes)]
 
 
 def despite_text(verdict: Verdict) -> str:

@@ -134,7 +134,7 @@ class EndedSession:
     def named(self, name: str) -> set[tuple[str, int | None, str | None]]:
         """Host, GPU and UUID of the culprits of a verdict."""
         places = [one["places"][0] for one in self.verdict(name)["culprits"]]
-        return {(one["host"], one.get("index"), one.get("uuid")) for one in places}
+        return {(place["host"], place.get("index"), place.get("uuid")) for place in places}
 
     def lines(self, name: str, kind: str) -> list[dict[str, Any]]:
         """Records of a kind."""
@@ -144,7 +144,7 @@ class EndedSession:
     def timed_blocks(self) -> list[tuple[str, str, int, int]]:
         """Study, arm or probe, round and rank of each block of each rank, in order."""
         blocks = [one for one in RunDirectory(self.run).read_records() if isinstance(one, Block)]
-        return sorted((*one.key, rank) for one in blocks for rank in one.each("ranks").tolist())
+        return sorted((*block.key, rank) for block in blocks for rank in block.each("ranks").tolist())
 
     @property
     def telemetry(self) -> list[Telemetry]:

@@ -108,7 +108,7 @@ def test_the_run_is_of_the_played_gpus_and_leaves_nothing_behind(healthy: EndedS
     record = healthy.record
     assert (record["status"], record["sku"], record["devices_present"]) == ("finished", "a100-sxm4-80gb", 2)
     (gang,) = gangs_by_number(RunDirectory(healthy.run).read_records()).values()
-    assert [(one.place.index, one.place.uuid, one.device_name) for one in gang.ranks] == [
+    assert [(rank.place.index, rank.place.uuid, rank.device_name) for rank in gang.ranks] == [
         (number, uuid_of(number), A100.name) for number in range(2)
     ]
     assert len(healthy.lines("measurements.jsonl", "survey")) == 1
@@ -124,14 +124,14 @@ def test_each_gpu_has_a_line_of_telemetry_for_every_block(healthy: EndedSession)
 def test_telemetry_is_what_the_driver_says_of_working_gpus(healthy: EndedSession) -> None:
     blocks = [one for one in healthy.telemetry if one.study == "weak/tiny"]
     assert len(blocks) == 2 * 2 * FEWEST_ROUNDS  # GPUs, arms, rounds
-    for one in blocks:
-        seconds = one.ended_unix_s - one.started_unix_s
-        assert one.energy_j == pytest.approx(A100.work.power_w * seconds, rel=ENERGY_ERROR)
-        assert one.power_w == pytest.approx(A100.work.power_w)
-        assert one.sm_clock_mhz == A100.work.sm_clock_mhz
-        assert one.idle_power_w == A100.power_w
-        assert one.utilization == pytest.approx(0.99)
-        assert one.ecc_uncorrected == 0
+    for block in blocks:
+        seconds = block.ended_unix_s - block.started_unix_s
+        assert block.energy_j == pytest.approx(A100.work.power_w * seconds, rel=ENERGY_ERROR)
+        assert block.power_w == pytest.approx(A100.work.power_w)
+        assert block.sm_clock_mhz == A100.work.sm_clock_mhz
+        assert block.idle_power_w == A100.power_w
+        assert block.utilization == pytest.approx(0.99)
+        assert block.ecc_uncorrected == 0
 
 
 def test_utilization_and_energy_are_judged_by_telemetry(healthy: EndedSession) -> None:
@@ -371,7 +371,7 @@ def test_a_gpu_is_called_as_nvidia_smi_calls_it(half_visible: EndedSession, caps
     (gang,) = gangs_by_number(RunDirectory(half_visible.run).read_records()).values()
     assert gang.places == [Place(HOST, 0, uuid_of(2), 2, ADDRESSES[2]), Place(HOST, 1, uuid_of(3), 3, ADDRESSES[3])]
     metrics = text_string_to_metric_families((half_visible.run / "metrics.prom").read_text(encoding="utf-8"))
-    labels = [one.labels for family in metrics for one in family.samples if one.labels.get("gpu") == "3"]
+    labels = [sample.labels for family in metrics for sample in family.samples if sample.labels.get("gpu") == "3"]
     assert {one["uuid"] for one in labels} == {uuid_of(3)}
     assert "GPU 1" not in half_visible.terminal
     assert main(["culprits", str(half_visible.run)]) == 0
@@ -393,7 +393,7 @@ def test_a_lost_gpu_moves_no_finding_to_another_one(one_lost: EndedSession) -> N
     assert one_lost.named("gpus") == {(HOST, 1, None)}
     (node,) = one_lost.verdicts["coverage"]["nodes"]
     gpus = [(convert(one["place"], Place), bool(one["problem"])) for one in node["gpus"]]
-    assert [(one.index, one.uuid, one.local_rank, is_silent) for one, is_silent in gpus] == [
+    assert [(gpu.index, gpu.uuid, gpu.local_rank, is_silent) for gpu, is_silent in gpus] == [
         (0, uuid_of(0), 0, False), (2, uuid_of(2), 1, False), (1, "", None, True),
     ]  # fmt: skip
 

@@ -87,6 +87,6 @@ def test_each_node_has_its_own_gpus(measured: RunDirectory) -> None:
     assert [place.host for place in gang.places] == [HOSTS[0]] * GPUS + [HOSTS[1]] * GPUS
     assert [place.uuid for place in gang.places] == [uuid_of(number) for number in range(2 * GPUS)]
     surveys = surveys_of(measured.read_records())
-    assert {survey.host: [one.uuid for one in survey.gpus] for survey in surveys.values()} == {
+    assert {survey.host: [gpu.uuid for gpu in survey.gpus] for survey in surveys.values()} == {
         HOSTS[0]: [uuid_of(0), uuid_of(1)], HOSTS[1]: [uuid_of(2), uuid_of(3)],
     }  # fmt: skip
