@@ -160,13 +160,9 @@ class AcceptanceSession:
             OptionError: no requirement has that metric, workload and world size, or the plan does not measure it.
         """
         for case in training_cases(self.source.cases):
-            requirement, question = case.requirement, case.question
-            of = requirement.metric, requirement.workload, case.world_size
-            if (
-                of != (metric, workload, world_size)
-                or requirement.definition.takes_versus
-                or requirement.definition.takes_peak
-            ):
+            row, question = case.requirement, case.question
+            of = row.metric, row.workload, case.world_size
+            if of != (metric, workload, world_size) or row.definition.takes_versus or row.definition.takes_peak:
                 continue
             evidence = self.source.measure(self.interim.hear)
             study = matching_study(evidence.plan, question)
