@@ -136,8 +136,9 @@ def test_all_parts_are_run_in_order_and_few_files_are_left(healthy: Collected) -
 def test_every_test_that_needs_a_gpu_is_run(healthy: Collected) -> None:
     (command,) = [command for command in healthy.commands if "gpu" in command]
     tests = BENCHMARKS.parent / "tests"
-    marked = [path for path in tests.rglob("test_gpu*.py") if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
-    assert len(marked) >= 4
+    files = [path for path in tests.rglob("test_*.py") if path.name != Path(__file__).name]
+    marked = [path for path in files if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
+    assert marked
     assert {str(path.relative_to(tests.parent)) for path in marked} <= set(command)
 
 

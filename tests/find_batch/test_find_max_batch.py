@@ -87,7 +87,9 @@ def test_each_workload_or_a_model_is_tried_on_all_ranks_and_told_as_approved(
         ("--model=resnet34 --precision=bf16 --image-size=96 --ranks=3 --most=8", 0),
     ):  # fmt: skip
         assert run(options) == code
-    monkeypatch.setattr(opening, "gpus_here", lambda: GpusHere([gpu(at, "NVIDIA A100-SXM4-80GB") for at in range(4)]))
+    monkeypatch.setattr(
+        opening, "gpus_here", lambda skus: GpusHere([gpu(at, "NVIDIA A100-SXM4-80GB") for at in range(4)])
+    )
     on_a100 = "find-max-batch", "--most=8"
     for options in (
         "--model=vit_b_16 --precision=bf16", "--model=resnet34 --precision=fp16 --image-size=128",

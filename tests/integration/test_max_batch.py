@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from pytest_ddpscale.cli import main
-from tests.builders.trained import MODEL
 from tests.forks.launcher import forking_here
 from tests.small_memory import small_memory, why_no_small_memory
 
@@ -54,7 +53,7 @@ def test_one_rank_out_of_memory_ends_its_gang_and_the_batch_before_is_the_larges
     mark = f"TORCH_STAND_IN_{os.getpid()}"
     monkeypatch.setenv(mark, "1")
     file = tmp_path / "found.json"
-    given = options(file, MODEL, image_size=IMAGE_SIZE, ranks=2, least=8, most=16)
+    given = options(file, "shufflenet_v2_x0_5", image_size=IMAGE_SIZE, ranks=2, least=8, most=16)
     with forking_here():
         assert main(given) == 0
     found = found_in(file)

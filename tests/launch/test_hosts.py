@@ -137,7 +137,8 @@ def test_a_host_file_that_is_a_pipe_or_a_device_is_refused_at_once(tmp_path: Pat
         os.mkfifo(path)
     elif kind == "a directory":
         path.mkdir()
-    expected = rf"^--ddp-hosts: {path} cannot be read \({kind}, not a regular file\); expected a file with one host"
+    what = kind if kind == "a directory" else "a pipe, socket or device"
+    expected = rf"^--ddp-hosts: {path} cannot be read \({what}, not a regular file\); expected a file with one host"
     began_s = time.monotonic()
     with pytest.raises(OptionError, match=expected):
         read_hostfile(path)
