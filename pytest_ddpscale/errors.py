@@ -6,7 +6,7 @@ traceback is needed.
 
 from __future__ import annotations
 
-from pytest_ddpscale.util.printable import printable
+from pytest_ddpscale.util.printable import several_lines
 
 
 class DdpscaleError(Exception):
@@ -31,7 +31,8 @@ class DdpscaleError(Exception):
         if self.expected:
             text += f"; expected {self.expected}"
         text += "" if text.endswith("?") else "."
-        return printable(f"{text} {self.action}" if self.action else text, has_lines=True)
+        # A further line is indented, so that no name of others begins one.
+        return several_lines(f"{text} {self.action}" if self.action else text).replace("\n", "\n  ")
 
 
 class BadInput(DdpscaleError):

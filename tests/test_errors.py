@@ -23,7 +23,7 @@ def test_the_four_parts_are_kept() -> None:
         (("here", "nothing"), "here: nothing."),
         (("here", "nothing", "something"), "here: nothing; expected something."),
         (("here", "nothing", "", "Look again."), "here: nothing. Look again."),
-        (("here", "found \x1b[31m\nred"), "here: found \\x1b[31m\nred."),
+        (("here", "found \x1b[31m\nred"), "here: found [31m\n  red."),
     ],
 )
 def test_parts_are_sentences_and_may_be_left_out(parts: tuple[str, ...], text: str) -> None:

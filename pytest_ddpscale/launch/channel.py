@@ -28,7 +28,6 @@ from pytest_ddpscale.node.protocol import (
     encode_order,
 )
 from pytest_ddpscale.util.masking import masked_text
-from pytest_ddpscale.util.printable import printable
 
 _LAST_LINES = 40
 _OWN_LINES = 500
@@ -266,7 +265,7 @@ class Channel:
         text = line.decode("utf-8", errors="replace")
         masked = masked_text(text)
         with self._lock:
-            kept = printable(masked.rstrip("\r\n")[:_MOST_CHARACTERS])
+            kept = "".join(filter(str.isprintable, masked[:_MOST_CHARACTERS].expandtabs(8))).rstrip()
             self._lines.append(kept)
             carrier.lines.append(kept)
             if self._voices and masked.startswith(self._voices):

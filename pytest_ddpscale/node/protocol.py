@@ -23,7 +23,6 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import Assignment, RankFailure, RankStatus, WantedArms
 from pytest_ddpscale.run.strict_json import Record
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.util.printable import printable_line
 
 MARK = b"@ddpscale "
 # A scheduler's client forwards longer lines in pieces and may interleave them with another node's.
@@ -270,10 +269,10 @@ def encode_news(news: News | FileBytes) -> Iterator[bytes]:
 
 
 def decode_news(line: bytes) -> News | None:
-    """The message in a line, its texts `printable`, or a piece of one; None if the line is incomplete or no agent's."""
+    """The message in a line, or a piece of one; None if the line is incomplete or no agent's."""
     _, mark, text = line.partition(MARK)
     try:
-        return _NEWS.decode(printable_line(text)) if mark else None
+        return _NEWS.decode(text) if mark else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -308,7 +307,7 @@ def _joined(last: Piece, text: str) -> News | FileBytes | None:
             return None
         if last.file:
             return FileBytes(node=last.node, host=last.host, file=last.file, data=data, offset=last.offset)
-        return _NEWS.decode(printable_line(data))
+        return _NEWS.decode(data)
     except (ValueError, zlib.error, RecursionError):
         return None
 

@@ -29,7 +29,6 @@ from pytest_ddpscale.plugin.items import (
     source_of,
     usage_errors,
     uses,
-    wrapped,
 )
 from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.settings import OPTIONS, settings_from
@@ -199,7 +198,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
         source.plan_to_measure, len(source.selected), isolate=subject.settings.is_isolated,
         samples_per_s=source.expected_samples_per_s,
     )  # fmt: skip
-    lines += wrapped(config, planned if is_whole else shortened(planned))
+    lines += planned if is_whole else shortened(planned)
     if source.run is not None:
         lines.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")
     return lines

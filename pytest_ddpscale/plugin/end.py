@@ -16,7 +16,7 @@ from pytest_ddpscale.report.explain import verdict_properties
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines, tested_line
 from pytest_ddpscale.run.verdicts import Blocker
-from pytest_ddpscale.util.printable import one_line
+from pytest_ddpscale.util.printable import one_line, several_lines
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.verdicts import Judgement
@@ -57,7 +57,7 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
             return
         report.outcome = "skipped"
         report.wasxfail = (
-            f"{verdict.waiver or ('warning' if verdict.severity == 'warn' else 'allowed')}: {verdict.reason}"
+            f"{verdict.waiver or ('warning' if verdict.severity == 'warn' else 'allowed')}: {one_line(verdict.reason)}"
         )
         return
     why = _SPOILED
@@ -110,7 +110,7 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
         if shown[name]:
             shown[name] -= 1
             continue
-        text = f"not accepted: {blocker.reason}"
+        text = f"not accepted: {several_lines(blocker.reason)}"
         properties: Any = verdict_properties(verdicts[name]) if name in verdicts else ()
         where = ("ddpscale", None, name)
         report = pytest.TestReport(f"ddpscale::{name}", where, {}, "failed", text, "call", user_properties=properties)

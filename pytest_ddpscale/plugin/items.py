@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -105,14 +104,6 @@ def rerun_paths(config: pytest.Config) -> tuple[str, ...]:
         return ()
     packages = ("--pyargs",) if config.option.pyargs else ()
     return (*packages, *dict.fromkeys(arg.partition("::")[0] for arg in config.args))
-
-
-def wrapped(config: pytest.Config, lines: Iterable[str]) -> list[str]:
-    """Lines that are no wider than the terminal, broken between words only."""
-    columns = config.get_terminal_writer().fullwidth
-    broken = (wrap(line, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-              for line in lines)  # fmt: skip
-    return [line for one in broken for line in one]
 
 
 def asked_for(item: pytest.Item | pytest.Collector) -> object:

@@ -18,7 +18,7 @@ from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Un
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart, TrainedEpoch
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util import document
-from pytest_ddpscale.util.document import Bar, Line, Table, bullets
+from pytest_ddpscale.util.document import Line, Table, bullets
 from pytest_ddpscale.util.listing import alike, count_text
 
 REFRESH_S = 5
@@ -134,6 +134,7 @@ class Progress:
         self._say(f"[ {how_far} ] {self.doing}" if how_far else self.doing, passing=True)
 
     def _say(self, line: str, *, passing: bool = False) -> None:
+        line = "".join(filter(str.isprintable, line))
         if line != self._last:
             self._last = line
             if not passing:
@@ -186,7 +187,7 @@ class Progress:
     def section(self, written_at: str) -> list[document.Block]:
         """What fills the hole of the page, with the date and time of writing."""
         how_far = self.how_far()
-        done = (how_far.replace("%  ", "% done, "), " ", Bar(self._done), " ") if how_far else ()
+        done = (how_far.replace("%  ", "% done, "), " ") if how_far else ()
         written = (
             f"Written at {written_at}; this page reloads every {REFRESH_S} s. If the time stops changing, the run was "
             "killed: judge it, or continue it with --ddp-resume."

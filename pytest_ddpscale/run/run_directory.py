@@ -30,7 +30,6 @@ from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord, now_iso
 from pytest_ddpscale.run.strict_json import parse_strict_json, strict_json
 from pytest_ddpscale.util.atomic_writing import write_atomically
-from pytest_ddpscale.util.printable import printable_json
 from pytest_ddpscale.util.regular_file import open_regular, read_regular, refuse_irregular, size_text
 
 T = TypeVar("T")
@@ -477,9 +476,9 @@ def read_file(path: Path, kind: type[T], supported: int) -> T:
 
 
 def _read_json(path: Path) -> Any:
-    """The JSON of a file, its texts `printable`. Raises RunDirectoryError."""
+    """The JSON of a file. Raises RunDirectoryError."""
     with _reading(path):
-        return printable_json(parse_strict_json(read_regular(path)))
+        return parse_strict_json(read_regular(path))
 
 
 def not_writable(path: Path, error: OSError) -> RunDirectoryError:

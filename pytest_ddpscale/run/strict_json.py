@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from pytest_ddpscale.util.printable import printable_line
-
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, Meta(gt=0, le=1e7)]
@@ -77,13 +75,13 @@ def _finite(digits: str) -> float:
 
 
 def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
-    """Decode a line that only a program writes, its texts `printable`.
+    """Decode a line that only a program writes.
 
     Raises:
         ValueError: it is malformed or not of the decoder's type.
     """
     try:
-        return decoder.decode(printable_line(line))
+        return decoder.decode(line)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -25,7 +25,6 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import NO_LIMITS, PeerLimits, Requirement, Sku, Source
 from pytest_ddpscale.thresholds.parts import Node
-from pytest_ddpscale.util.printable import printable_json
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ _FEWEST_PLACES = 4
 
 def json_of(cases: Iterable[AnyCase]) -> tuple[dict[str, Any], ...]:
     """Compiled requirements in JSON types, as in plan.json and verdicts.json."""
-    return tuple(printable_json(json.decode(json.encode([*cases]))))
+    return tuple(json.decode(json.encode([*cases])))
 
 
 def cases_of(requirements: Iterable[dict[str, Any]]) -> list[AnyCase]:

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from pytest_ddpscale.util.listing import first_few, shorten
-from pytest_ddpscale.util.printable import one_line
+from pytest_ddpscale.util.printable import one_line, several_lines
 
 Cell: TypeAlias = str | int | float | bool | None
 _NUMBERS = (int, float, type(None))
@@ -60,13 +60,7 @@ class Code(NamedTuple):
     text: str
 
 
-class Bar(NamedTuple):
-    """How much is done, in per cent; only on a page."""
-
-    per_cent: int
-
-
-Span: TypeAlias = str | Word | Link | Code | Bar
+Span: TypeAlias = str | Word | Link | Code
 Text: TypeAlias = Span | Sequence[Span]
 
 
@@ -200,11 +194,11 @@ def holds(block: Block) -> bool:
 
 def plain(text: Text) -> str:
     """The words alone."""
-    return "".join(span if isinstance(span, str) else getattr(span, "text", "") for span in _spans(text))
+    return "".join(span if isinstance(span, str) else span.text for span in _spans(text))
 
 
 def _spans(text: Text) -> Sequence[Span]:
-    return (text,) if isinstance(text, str | Word | Link | Code | Bar) else text
+    return (text,) if isinstance(text, str | Word | Link | Code) else text
 
 
 def _part(text: str) -> str:
@@ -212,16 +206,11 @@ def _part(text: str) -> str:
     return one_line(f"|{text}|")[1:-1]
 
 
-def _columns(text: str) -> str:
-    """Text without control characters, with its lines and columns kept."""
-    return "\n".join("".join(filter(str.isprintable, line.expandtabs(8))).rstrip() for line in text.splitlines())
-
-
 def html_page(title: str, blocks: Sequence[Block], refresh_s: int = 0) -> str:
     """A page of its own, which runs only our script and asks nothing of the network.
 
-    report.js sorts named tables by their heads, within each group of rows above a note as wide as the table, and
-    filters long ones. It reads the page again while the run goes on, unless the reader pressed Pause or uses a filter.
+    report.js sorts named tables by their heads, within each group of rows above a note as wide as the table. It reads
+    the page again while the run goes on, unless the reader pressed Pause.
 
     With `refresh_s`, browsers reload it each so many seconds, also without the script.
     """
@@ -260,7 +249,7 @@ def _html(block: Block, level: int) -> str:
         case Table():
             return _html_table(block)
         case Listing(text):
-            return _element("pre", escape(_columns(text)), more=' tabindex="0"')
+            return _element("pre", escape(several_lines(text)), more=' tabindex="0"')
         case Picture():
             return _html_picture(block)
         case Section(title, inner, anchor, style):
@@ -290,8 +279,6 @@ def _html_span(span: Span) -> str:
             return _element("a", escape(_part(text)), more=f' href="{escape(to)}"')
         case Code(text):
             return _element("code", escape(one_line(text)))
-        case Bar(per_cent):
-            return f'<progress aria-label="share done" max="100" value="{per_cent}"></progress>'
         case _:
             return escape(_part(plain(span)))
 
@@ -382,7 +369,7 @@ def _markdown(block: Block, level: int, width: int) -> str:
             parts = _said(block.caption, width), rows, _said(more, width), markdown(_notes(block), width=width)
             return ("\n" if width else "\n\n").join(filter(None, parts))
         case Listing(text):
-            listed = _columns(text).strip("\n")
+            listed = several_lines(text).strip("\n")
             fence = _fence(listed, 3)
             return listed if width else f"{fence}text\n{listed}\n{fence}"
         case Picture(title=title, path=path):

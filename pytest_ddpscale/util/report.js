@@ -19,14 +19,6 @@ for (const table of all("table.sortable")) {
       head.click();
     };
   }
-  if (table.rows.length < 13) continue;
-  const label = document.createElement("label"), input = document.createElement("input");
-  label.append("Filter ", input);
-  table.parentElement.before(label);
-  input.oninput = () => {
-    const words = input.value.toLowerCase();
-    for (const row of all("tbody tr", table)) row.hidden = !row.textContent.toLowerCase().includes(words);
-  };
 }
 const everyS = Number(document.body.dataset.refreshS);
 if (everyS) {
@@ -36,6 +28,6 @@ if (everyS) {
   pause.onclick = () => { pause.ariaPressed = String(pause.ariaPressed === "false"); };
   document.querySelector("h1").before(pause);
   setInterval(() => {
-    if (pause.ariaPressed === "false" && !all("input").some((one) => one.value)) location.reload();
+    if (pause.ariaPressed === "false") location.reload();
   }, everyS * 1000);
 }

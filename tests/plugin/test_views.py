@@ -119,7 +119,7 @@ def test_a_hostile_name_breaks_no_view(site: Site) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert_no_crash(result)
     shown = output_of(result)
-    assert r"node|<script>\x1b[31m`#\u202e\nACCEPTED\r\x9b\x00" in shown
+    assert "node|<script>�[31m`#� ACCEPTED" in shown
     assert not any(line.startswith("ACCEPTED") for line in shown.splitlines())
     for text in (shown, (run.path / "report.md").read_text(encoding="utf-8")):
         assert {character for character in text if not character.isprintable()} <= {"\n"}
