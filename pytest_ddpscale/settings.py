@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.removed import REMOVED
 
 AUTO = "auto"
 LAUNCHERS = {"torchrun": "launcher", "exec": "launcher", "ssh": "launcher", "slurm": "slurm"}  # name: module in launch/
@@ -358,6 +359,10 @@ def refuse_unread_variables(environ: Mapping[str, str]) -> None:
             found = "is set, but not read from the environment"
             expected = f"{option.flag} on the command line, or {option.name} in the ini file"
             raise OptionError(option.variable, found, expected, f"Unset {option.variable}.")
+    for name, instead in REMOVED.items():
+        variable = name.replace("pytest --ddp-", "DDPSCALE_").replace("-", "_").upper()
+        if name.startswith("pytest ") and environ.get(variable):
+            raise OptionError(variable, "is set, but not read any more", f"instead: {instead}", f"Unset {variable}.")
 
 
 class _Given(NamedTuple):

@@ -142,6 +142,8 @@ def test_the_environment_has_what_the_slurm_scripts_take_and_no_more() -> None:
     assert {one for one, is_read in variables.items() if is_read} == taken & variables.keys()
     refuse_unread_variables({f"DDPSCALE_{name}": "x" for name in ("SKU", "RUNS", "ARGS", "LAB", "HOST", "GANG")})
     refuse_unread_variables({name: "x" for name, is_read in variables.items() if is_read})
+    with pytest.raises(OptionError, match="instead: runs on several days"):
+        refuse_unread_variables({"DDPSCALE_LAUNCHES": "3"})
     refused = told("history", environ={"DDPSCALE_HISTORY": "~nobody-by-this-name/f"})
     assert refused.startswith("DDPSCALE_HISTORY: found '~nobody")
 

@@ -134,13 +134,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect world sizes that --ddp-world-sizes excludes."""
-    told = config.stash[STATE]
-    if refusal := told.refusal:
+    state = config.stash[STATE]
+    if refusal := state.refusal:
         items.clear()
         if not hasattr(config, "workeroutput"):
             raise refusal
         config.workeroutput[_REFUSED] = str(refusal)
-    wanted = told.settings.world_sizes
+    wanted = state.settings.world_sizes
     unsized = ("check", "node")  # requirements on nodes have no world size
     unwanted = [
         item for item in items if wanted is not None and (case := case_of(item))
@@ -156,10 +156,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
     if sys.exc_info()[1] is not None:
         return  # pytest also calls this hook while it handles an interrupt or a missing file
-    config, told = session.config, session.config.stash[STATE]
+    config, state = session.config, session.config.stash[STATE]
     if not (cases := [case for item in session.items if (case := case_of(item))]):
         # pytest calls this hook after a refusal too; another error would hide it.
-        if _was_asked(config) and not (told.refusal or told.source or hasattr(config, "workerinput")):
+        if _was_asked(config) and not (state.refusal or state.source or hasattr(config, "workerinput")):
             raise pytest.UsageError(_NOTHING_ASKED)  # a green run would have measured nothing
         return
     source = source_of(config)
@@ -209,8 +209,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed requirement shows its explanation; one that only warns is an expected failure."""
-    case, told = case_of(item), item.config.stash[STATE]
-    if case is not None and call.when == "call" and told.session:
+    case, state = case_of(item), item.config.stash[STATE]
+    if case is not None and call.when == "call" and state.session:
         from pytest_ddpscale.plugin.end import record_verdict
 
         record_verdict(item, case)
@@ -219,7 +219,7 @@ def pytest_runtest_makereport(
         report.longrepr = str(call.excinfo.value)  # the message says what to do; a traceback would not help
     was_skipped = case is not None and report.skipped and not hasattr(report, "wasxfail")
     # If a site's own check fails, the machine is not accepted either.
-    if (report.failed or was_skipped) and told.source:
+    if (report.failed or was_skipped) and state.source:
         from pytest_ddpscale.plugin.end import show_verdict
 
         show_verdict(item, call, report)
@@ -229,10 +229,10 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before other reports, which carry the exit code
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
     """Conclude, write all reports, and set the exit code by the outcome."""
-    config, told = session.config, session.config.stash[STATE]
-    if told.workers_refusal:
+    config, state = session.config, session.config.stash[STATE]
+    if state.workers_refusal:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
-    source = told.source
+    source = state.source
     if source is None or source.run is None:
         result = yield
         if _was_asked(config) and session.exitstatus == pytest.ExitCode.OK:
@@ -249,7 +249,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         # Another plugin (pytest-rich) has removed pytest's reporter, and with it its hooks.
         plugins = config.pluginmanager
         is_shown = plugins.hasplugin("terminalreporter") or plugins.is_blocked("terminal")
-        if told.judgement and not is_shown:
+        if state.judgement and not is_shown:
             print_summary(pytest.TerminalReporter(config, sys.stdout), config)
     finally:
         source.release()

@@ -62,8 +62,8 @@ def source_of(config: pytest.Config) -> EvidenceSource:
     Raises:
         pytest.UsageError: thresholds, SKU or options are invalid.
     """
-    told = config.stash[STATE]
-    if told.source is None:
+    state = config.stash[STATE]
+    if state.source is None:
         from pytest_ddpscale.session.evidence import find_source
         from pytest_ddpscale.session.open import Site
 
@@ -72,18 +72,18 @@ def source_of(config: pytest.Config) -> EvidenceSource:
         invocation = tuple(sys.argv), nothing_runs(config), rerun_options(config), rerun_paths(config)
         with usage_errors():
             refuse_unread_variables(os.environ)
-            told.source = find_source(Site(told.settings, config.rootpath, invocation_dir, *invocation))
-    return told.source
+            state.source = find_source(Site(state.settings, config.rootpath, invocation_dir, *invocation))
+    return state.source
 
 
 def session_of(config: pytest.Config) -> AcceptanceSession:
     """The acceptance session, which judges. Raises as `source_of`."""
-    told = config.stash[STATE]
-    if told.session is None:
+    state = config.stash[STATE]
+    if state.session is None:
         from pytest_ddpscale.session.session import AcceptanceSession
 
-        told.session = AcceptanceSession(source_of(config))
-    return told.session
+        state.session = AcceptanceSession(source_of(config))
+    return state.session
 
 
 def nothing_runs(config: pytest.Config) -> bool:

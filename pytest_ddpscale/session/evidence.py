@@ -91,7 +91,7 @@ def find_source(site: Site) -> EvidenceSource:
         if used := [*filter(None, (record.thresholds, *(later.thresholds for later in record.resumed)))]:
             thresholds = load_unchanged(used[-1], path)
     thresholds = thresholds or load_thresholds(path, of_earlier_run=settings.resume is not None)
-    if earlier is not None:
+    if earlier:
         measured = earlier.read_run().sku
         if sku == AUTO:
             sku = thresholds.sku_name(measured, where=str(earlier.run_json))
@@ -149,7 +149,7 @@ class EvidenceSource:
         self.judges, self.named = subject.settings.judge is not None, subject.sku
         self.cases, self.selected = cases_for(subject.thresholds, subject.sku, layout), list[AnyCase]()
         self.plan, self.missing = Plan(subject.sku, subject.device_type, ()), dict[str, str]()
-        if earlier is not None:
+        if earlier:
             self.measured_run = earlier
         if self.judges:
             self.announcement = f"; evidence from {self.measured_run.path} (no new measurement)"
@@ -234,7 +234,7 @@ class EvidenceSource:
         places = {place.uuid for gang in gangs_by_number(records).values() for place in gang.places}
         if record.is_simulated(places) or record.is_imported:
             raise RunDirectoryError(
-                str(run.path), f"was {'imported' if record.is_imported else 'simulated'} and cannot be resumed",
+                str(run.path), "was imported or simulated, and cannot be resumed",
                 "a measured run",
                 f"Judge it with --ddp-judge={run.path}.",
             )  # fmt: skip
@@ -255,7 +255,7 @@ class EvidenceSource:
                 "--ddp-resume",
                 f"{devices} devices on {nodes} nodes are here, not {before} on {plan.nodes}",
                 "those that the run was started with",
-                f"Type --ddp-nodes={plan.nodes} --ddp-gpus-per-node={plan.layout.ranks_per_node}, or start a new run.",
+                f"Type --ddp-nodes={plan.nodes} --ddp-gpus-per-node={(before or 0) // plan.nodes}, or start a new run.",
             )
         measured, planned = studies_measured(records), plan.study_ids
         ends = dict.fromkeys(planned, "no end") | {study: end.reason for study, end in ends_of(records).items()}
@@ -292,7 +292,7 @@ class EvidenceSource:
             )  # fmt: skip
         launch_on(machine.cluster, settings, subject.device_type)  # refuses a container that cannot be started
         argv, noted, run = tuple(masked_arguments(subject.site.argv)), dict(settings.note), self.earlier
-        if run is not None:
+        if run:
             self._lock = RunLock.acquire(run.path)
             evidence = self._read()  # refuses a broken run before anything is changed
             self.go_on(run)  # with what another session may have measured meanwhile
@@ -334,7 +334,7 @@ class EvidenceSource:
             RunDirectoryError: it could not be read after measuring.
         """
         plan, self.plan_to_measure = self.plan_to_measure, None  # what then cannot be read is not measured again
-        if plan is not None:
+        if plan:
             with self.writing():
                 if self.missing:
                     self.set_aside()
@@ -423,7 +423,7 @@ class EvidenceSource:
 
     def release(self) -> None:
         """Release the lock of the run directory; the session does not use it after that."""
-        if self._lock is not None:
+        if self._lock:
             self._lock.release()
 
     def measured_so_far(self) -> Evidence:
@@ -465,7 +465,7 @@ class EvidenceSource:
                 unbound.setdefault(rank.numa_note, {})[f"rank {number} on {rank.place.host}"] = None
         yield from (f"{first_few([*ranks], 1)}: {reason}" for reason, ranks in unbound.items() if reason)
         yield from record.resumption_notes(thresholds.digests)
-        if self._lock is not None and self._lock.note:
+        if self._lock and self._lock.note:
             yield self._lock.note
 
     @contextmanager

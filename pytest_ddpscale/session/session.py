@@ -214,7 +214,8 @@ class AcceptanceSession:
         )  # fmt: skip
         rehearsed, as_if = "", facts._replace(is_simulated=is_simulated and not settings.rehearse)
         outcome, why, cause = conclude(as_if)
-        if as_if != facts and outcome in (*ACCEPTING, "partial"):
+        is_open = any(verdict.blocks(allows_unmeasured=settings.allow_incomplete) for verdict in verdicts)
+        if as_if != facts and not (is_open or other_blockers(as_if)):
             rehearsed, as_if = f"would be {outcome.replace('_', ' ')}, {say(why)}", facts
             outcome, why, cause = conclude(facts)
         reason = say(why)
