@@ -20,7 +20,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.record_lines import AnyRecord, line_of
+from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
     ArmProfile,
     GangTransport,
@@ -64,7 +64,7 @@ def records_of(name: str) -> list[AnyRecord]:
 def run(tmp_path: Path) -> RunDirectory:
     """A run with a study for each way to end, and not to end."""
     run = RunDirectory.create(tmp_path / "run")
-    run.write_json(run.plan_json, Plan("cpu", "cpu", tuple(map(study, NAMES)), ranks_per_node=2))
+    run.write_json(run.plan_json, Plan("cpu", "cpu", tuple(map(study, NAMES)), ranks_per_node=2, survey=True))
     begin(run, devices_present=2)
     run.append_record(gang_on(["nöde"], 1))
     for name in NAMES[:-1]:
@@ -121,52 +121,45 @@ BROKEN = RankGpuError(place=Place("n1", 0), error="CUDA error: unspecified launc
 HOLDS: dict[str, list[AnyRecord]] = {
     "a study for each way to end": [],
     "a further launch of a study that broke": [StudyEnd("weak/rounds", "error", "broke")],
-    "probes and pairs that were decided": [StudyEnd(one.id, "decided") for one in (PROBED, PAIRED)],
-    "probes and pairs that were interrupted": [StudyEnd(one.id, "interrupted") for one in (PROBED, PAIRED)],
     # A GPU with errors may have been replaced. An old survey may be another node's: it would fail a good run, or stand
     # in for a node nobody looked at. Nobody will look anew at a node that was left out, and what was asked for had it.
     "what may have changed": [
         GpuErrors(gang=0, ranks=2, errors=(BROKEN,), studies=("weak/missing",)),
         *_of("weak/decided"), *_of("weak/error"), *_of("weak/unended"), StudyEnd("survey", "error", "no answer"),
-        GangTransport(study="weak/rounds", gang=0, ranks=(RankTransport(rank=0),)),
+        GangTransport(study="weak/decided", gang=0, ranks=(RankTransport(rank=0),)),
         *(Survey(host, 1.0) for host in ("old", "n2", "n3", "n30")),
     ],
+    "probes and pairs that were decided": [StudyEnd(one.id, "decided") for one in (PROBED, PAIRED)],
+    "probes and pairs that were interrupted": [StudyEnd(one.id, "interrupted") for one in (PROBED, PAIRED)],
 }  # fmt: skip
 
 
-def lines_told(path: Path) -> list[str]:
-    read = [json.loads(line) for line in texts(path)]
+def lines_told(lines: list[str]) -> list[str]:
+    read = map(json.loads, lines)
     return [" ".join(str(one[key]) for key in ("kind", "study", "arm", "host") if key in one) for one in read]
 
 
 def test_what_is_missing_and_what_may_have_changed_is_set_aside_and_nothing_else(run: RunDirectory) -> None:
-    """The same ranks measure what is left; twice, as a second attempt may break as well."""
-    said, first, planned = list[str](), run.measurements_jsonl.read_bytes(), run.read_plan()
+    """The same ranks measure what is left; time and again, as a second attempt may break as well."""
+    said, planned, first = list[str](), run.read_plan(), run.measurements_jsonl.read_bytes()
     run.note(left_out={"n3": "ecc: GPU 2: it was left out: twice"}, status="interrupted",
              noted={"operator": "Ann", "site": "Hall 1", "ticket": "T-1"})  # fmt: skip
     for name, records in HOLDS.items():
-        run.measurements_jsonl.write_bytes(first)
-        run.superseded_jsonl.unlink(missing_ok=True)
-        changes: dict[str, Any] = {"probes": None, "pairs": None}
         if "probes" in name:
-            changes = {"probes": PROBED, "pairs": PAIRED, "nodes": 2, "ranks_per_node": 1, "survey": True}
-        run.write_json(run.plan_json, replace(run.read_plan(), **changes))
+            run.write_json(run.plan_json, replace(planned, probes=PROBED, pairs=PAIRED, nodes=2, ranks_per_node=1))
         run.append_records(records)
-        before, source = texts(run.measurements_jsonl), resumed(run)
+        before, earlier, source = texts(run.measurements_jsonl), texts(run.superseded_jsonl), resumed(run)
         plan = source.plan_to_measure
         assert plan is not None
         source.set_aside()
         left, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
-        assert sorted(left + aside) == sorted(before)
-        assert [line for line in before if line in aside] == aside, "in their order"
+        new = aside[len(earlier) :]
+        assert (sorted(left + new), earlier + new) == (sorted(before), aside), "beside what was set aside before"
+        assert [line for line in before if line in new] == new, "in their order"
         said += [f"{name}: {source.missing}", f"to measure: {plan.study_ids} on {plan.layout}, survey: {plan.survey}"]
-        said += [*lines_told(run.measurements_jsonl), "set aside:", *lines_told(run.superseded_jsonl)]
-        again = [line_of(one).decode().strip() for one in records_of("error")]
-        run.append_records(records_of("error"))
-        resumed(run).set_aside()
-        assert texts(run.superseded_jsonl) == aside + again, "beside what was set aside before"
-    run.measurements_jsonl.write_bytes(first)
+        said += [*lines_told(left), "set aside:", *lines_told(new)]
     run.write_json(run.plan_json, planned)
+    run.measurements_jsonl.write_bytes(first)
     for number, noted in enumerate((["operator=Bob", "ticket=T-2", "rack=B 7"], ["operator=Cy"], []), 1):
         for file in (*CONCLUDED, "mine.txt") if number > 1 else ():
             (run.path / file).parent.mkdir(exist_ok=True)
