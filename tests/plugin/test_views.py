@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.suites.paik_import import import_paik
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.approved import FOLDER, assert_approved, masked, shape_of
@@ -76,20 +77,21 @@ def test_the_terminal_and_files_for_programs_are_as_they_were_approved(site: Sit
 
 
 def test_a_hostile_name_breaks_no_view(site: Site) -> None:
-    run = site.measured(last=0.06)
+    simulated((FOLDER / "thresholds.yaml").read_text("utf-8"), *FAULTS["slow-gpu"], gpus=8)(site)
+    run = site.path / "measured"
     hostile = json.dumps("node|<script>\x1b[31m`#\u202e\nACCEPTED\r\x9b\0")[1:-1]
-    for file in (run.measurements_jsonl, run.run_json):
+    for file in (run / "run.json", run / "measurements.jsonl"):
         text = file.read_text(encoding="utf-8")
-        file.write_text(text.replace('"node7"', f'"{hostile}"'), encoding="utf-8")
-    result = site.judge("-rA")
+        file.write_text(text.replace('"simulated-0"', f'"{hostile}"'), encoding="utf-8")
+    result = site.run("--ddp-judge=measured", "-rA")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert_no_crash(result)
     shown = output_of(result)
     assert r"node|<script>\x1b[31m`#\u202e\nACCEPTED\r\x9b\x00" in shown
     assert not any(line.startswith("ACCEPTED") for line in shown.splitlines())
-    for text in (shown, (run.path / "report.md").read_text(encoding="utf-8")):
+    for text in (shown, (run / "report.md").read_text(encoding="utf-8")):
         assert {character for character in text if not character.isprintable()} <= {"\n"}
-    ElementTree.parse(run.path / "junit.xml")
+    ElementTree.parse(run / "junit.xml")
 
 
 @rows(
@@ -121,7 +123,8 @@ def test_published_a100_results_give_the_published_figures(site: Site) -> None:
     result = site.run("--ddp-judge=a100", f"--thresholds={shipped}")
     assert_no_crash(result)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    found: dict[str, Any] = {verdict["id"]: verdict for verdict in site.verdicts("a100")["verdicts"]}
+    judged: Any = parse_strict_json((site.path / "a100/verdicts.json").read_text("utf-8"))
+    found = {verdict["id"]: verdict for verdict in judged["verdicts"]}
     published = {
         "weak_scaling_efficiency[resnet152-fp16-8gpu]": 0.974, "weak_scaling_efficiency[vit-b-16-fp16-8gpu]": 0.980,
         "weak_scaling_efficiency[resnet152-bf16-8gpu]": 0.985, "weak_scaling_efficiency[vit-b-16-bf16-8gpu]": 0.989,
@@ -136,4 +139,4 @@ def test_published_a100_results_give_the_published_figures(site: Site) -> None:
         f"{one['severity']} {name}: {one['outcome']} {float(one['value'] or 0):.4g} {one['reason']}"
         for name, one in found.items()
     ]
-    assert_approved("paik-judged.txt", "\n".join([*lines, *site.verdicts("a100")["notes"], ""]))
+    assert_approved("paik-judged.txt", "\n".join([*lines, *judged["notes"], ""]))

@@ -23,7 +23,7 @@ from pytest_ddpscale.session.session import LARGEST_SHARE_OF_PROGRESS, Acceptanc
 from tests.approved import assert_approved, masked
 from tests.builders.records import gang_on, steady_block
 from tests.builders.sessions import InstantGang, Open
-from tests.session.conftest import told
+from tests.session.conftest import begun, told
 
 STUDY = "weak/r"
 CANCELLED, START = Interrupted("the job was cancelled"), StudyStart(study=STUDY, unix_s=1.0)
@@ -78,10 +78,7 @@ def test_verdicts_are_written_after_a_study_and_at_once_where_somebody_ends_the_
     said = list[str]()
     for name, records in SCENES.items():
         monkeypatch.setattr(InstantGang, "ends", "goes on" not in name)
-        session = opened(ddp_run_dir=str(tmp_path / name))
-        session.source.select(session.source.cases)
-        session.source.open_run()
-        half = Half(session, monkeypatch)
+        half = Half(begun(opened(ddp_run_dir=str(tmp_path / name))), monkeypatch)
         half.interim.begin()
         if "read" in name:
             half.run.plan_json.write_text("{", "utf-8")
@@ -89,12 +86,12 @@ def test_verdicts_are_written_after_a_study_and_at_once_where_somebody_ends_the_
             half.interim.hear(record)
             half.now_s += 1000.0
         shown = re.findall('http-equiv="refresh"|the job was cancelled|easuring was still running', half.page)
-        said += [f"{name}: {len(half.written_s)} times written, {sorted({*shown})}, settled {session.verdicts}"]
+        said += [f"{name}: {len(half.written_s)} times written, {sorted({*shown})}, settled {half.session.verdicts}"]
         if half.run.verdicts_json.exists():
             said += told(read_judged(half.run, half.run))
             said += (half.run.path / "report.md").read_text("utf-8").splitlines()[:1]
         if CANCELLED in records:
-            said += told(session.conclude(interrupted=True, spoiled=()))
+            said += told(half.session.conclude(interrupted=True, spoiled=()))
     assert_approved("interim.txt", masked("\n".join(said), tmp_path))
 
 

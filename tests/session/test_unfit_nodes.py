@@ -21,7 +21,7 @@ from pytest_ddpscale.session.open import THIS_MACHINE, Machine
 from pytest_ddpscale.settings import UNFIT
 from tests.approved import assert_approved, masked
 from tests.builders.sessions import THRESHOLDS, InstantGang, Open
-from tests.session.conftest import told
+from tests.session.conftest import begun, told
 
 PER_NODE = 2
 THREE = ("n1", "n2", "n3")
@@ -106,8 +106,7 @@ def test_unfit_nodes_are_measured_left_out_or_a_reason_to_stop(
                 vars(session.interim)["hear"] = heard.append
                 if how != "judge":
                     session.source.machine = Machine(cluster, PER_NODE, lacks_gpus=name == "no GPU answers")
-                session.source.select(session.source.cases)
-                session.source.open_run()
+                begun(session)
                 for at in range(len(session.source.selected)):  # which are others once nodes were left out
                     session.judge(session.source.selected[at - ("last" in name)])
                 session.source.close("finished")
