@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError, SkuError
-from pytest_ddpscale.launch.launcher import Cluster, Container, Launch, TorchrunLauncher, launcher_for
-from pytest_ddpscale.launch.slurm import SlurmLauncher
+from pytest_ddpscale.launch.launcher import Cluster, launcher_for
 from pytest_ddpscale.session.evidence import launch_on
 from pytest_ddpscale.session.open import THIS_MACHINE, devices_per_node, gpus_here
 from pytest_ddpscale.settings import Settings, settings_from
@@ -82,37 +81,36 @@ def test_the_nodes_follow_from_options_and_allocation(tmp_path: Path, monkeypatc
     assert_approved("clusters.txt", "\n".join(said) + "\n")
 
 
-def launch(cluster: Cluster, device_type: Any, words: str = "") -> Launch:
-    return launch_on(cluster, settings(words), device_type, {"PATH": "/bin", "MY_SITE": "1", "RANK": "3"})
-
-
 ELSEWHERE = Cluster(2, launcher="slurm", is_elsewhere=True)
+ALLOCATED = Cluster(2, ("n1", "n2"), launcher="slurm")
+STARTED = {
+    "cuda here": (THIS_MACHINE, "pass_env=MY_SITE"), "cuda allocated": (ALLOCATED, "slurm_args=--mem=0"),
+    # Images are started by what starts ranks.
+    "cpu elsewhere": (ELSEWHERE, "container=i"), "cpu here": (THIS_MACHINE, "container=i"),
+}  # fmt: skip
 
 
 def test_torchrun_starts_ranks_on_this_machine_and_srun_on_the_nodes_of_an_allocation() -> None:
-    """Images are started by what starts ranks."""
-    here = launch(THIS_MACHINE, "cuda", "pass_env=MY_SITE")
-    assert isinstance(here.launcher, TorchrunLauncher)
-    assert (here.hosts, here.nodes, here.device_type) == ((), 1, "cuda")
-    assert (here.environment["MY_SITE"], "RANK" in here.environment) == ("1", False)
-    there = launch(Cluster(2, ("n4", "n5"), "slurm"), "cuda", "slurm_args=--mem=0")
-    assert isinstance(there.launcher, SlurmLauncher)
-    assert (there.hosts, there.nodes, there.launcher.settings.slurm_args) == (("n4", "n5"), 2, ("--mem=0",))
-    assert launch(ELSEWHERE, "cpu", "container=i").container == Container(("--container-image=i",), (), "python3")
-    with pytest.raises(OptionError, match="i is an image for Pyxis"):
-        launch(THIS_MACHINE, "cpu", "container=i")
+    said = list[str]()
+    for name, (cluster, words) in STARTED.items():
+        device: Any = name.split()[0]
 
+        def launch() -> str:
+            environment = {"PATH": "/bin", "MY_SITE": "1", "RANK": "3"}
+            one = launch_on(cluster, settings(words), device, environment)  # noqa: B023
+            passed, given = environment.keys() & one.environment.keys(), vars(one.launcher)["settings"].slurm_args
+            on = f"{one.nodes} {one.hosts} {one.device_type}"
+            return f"{type(one.launcher).__name__} {given} {on} {sorted(passed)} {one.container}"
 
-def test_nodes_are_left_out_in_their_order_if_slurm_did_not_choose_them() -> None:
+        said.append(tried(name, words, launch))
     four = Cluster(4, ("n1", "n2", "n3", "n4"), launcher="slurm")
-    assert four.without(["n3", "n1"]) == Cluster(2, ("n2", "n4"), launcher="slurm")
-    elsewhere = Cluster(2, ("n1", "n2"), launcher="slurm", is_elsewhere=True)
-    assert elsewhere.without(["n1"]) == Cluster(1, ("n2",), launcher="slurm", is_elsewhere=True)
-    left = [four.without(four.hosts), four.without(["n3.cluster"])]
-    assert [*left, *(one.without(["n1"]) for one in (THIS_MACHINE, ELSEWHERE))] == [None] * 4
-
-
-ALLOCATED = Cluster(2, ("n1", "n2"), launcher="slurm")
+    for whole, left in (
+        # In their order, if Slurm did not choose them.
+        (four, ["n3", "n1"]), (four, four.hosts), (four, ["n3.cluster"]), (THIS_MACHINE, ["n1"]), (ELSEWHERE, ["n1"]),
+        (Cluster(2, ("n1", "n2"), launcher="slurm", is_elsewhere=True), ["n1"]),
+    ):  # fmt: skip
+        said.append(f"{whole} without {left}: {whole.without(left)}")
+    assert_approved("launches.txt", "\n".join(said) + "\n")
 
 
 CLUSTERS = {"here": THIS_MACHINE, "allocated": ALLOCATED, "elsewhere": ELSEWHERE}
