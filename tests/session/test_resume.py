@@ -220,28 +220,28 @@ def test_what_another_session_measured_until_the_run_was_locked_is_kept(
     assert source.evidence.errors == {}
 
 
-def read_only(self: Path, *_: Any, **__: Any) -> None:
-    raise OSError(30, "Read-only file system")
-
-
 def test_what_cannot_be_resumed_is_refused_as_approved(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tried(name: str, attempt: Callable[[], object]) -> str:
+    said = list[str]()
+
+    def tried(name: str, attempt: Callable[[], object]) -> None:
         try:
-            return f"{name}: {attempt()}"
+            said.append(f"{name}: {attempt()}")
         except BadInput as error:
-            return f"{name}: {error}"
+            said.append(f"{name}: {error}")
+
+    def read_only(self: Path, *_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
 
     plan, source = run.read_plan(), resumed(run)
     run.write_json(run.verdicts_json, {})
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", read_only)
-        said = [tried("read-only", source.open_run)]
+        tried("read-only", source.open_run)
     for devices, nodes in ((3, 1), (2, 2), (4, 2), (2, 1), (None, 1)):
-        found = tried(f"{devices} devices", lambda: resumed(run, devices, Cluster(nodes)).plan == plan)  # noqa: B023
-        said.append(f"{found} on {nodes} nodes")
+        tried(f"{devices} on {nodes} nodes", lambda: resumed(run, devices, Cluster(nodes)).plan == plan)  # noqa: B023
     run.append_record(gang_on(["node"], 1, "SIM-{}", number=1))
-    said.append(tried("simulated", lambda: resumed(run)))
+    tried("simulated", lambda: resumed(run))
     studies = tuple(replace(study("decided"), launch=launch) for launch in (1, 2, 3))
     run.write_json(run.plan_json, Plan("cpu", "cpu", studies, ranks_per_node=2, launches=3))
-    said.append(tried("launches", lambda: measured_layout(run)))
+    tried("launches", lambda: measured_layout(run))
     assert_approved("resumed-refused.txt", masked("\n".join(said), run.path))
