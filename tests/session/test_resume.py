@@ -51,15 +51,6 @@ def study(name: str) -> Study:
     )
 
 
-def records_of(name: str) -> list[AnyRecord]:
-    """What a study left behind that ended as it is named."""
-    id_ = f"weak/{name}"
-    records: list[AnyRecord] = [
-        StudyStart(study=id_, unix_s=1.0), steady_block(id_, Arm("alone", 1, 4), 0, (0,), 100.0)
-    ]  # fmt: skip
-    return records if name == "unended" else [*records, StudyEnd(id_, name)]  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A run with a study for each way to end, and not to end."""
@@ -67,8 +58,10 @@ def run(tmp_path: Path) -> RunDirectory:
     run.write_json(run.plan_json, Plan("cpu", "cpu", tuple(map(study, NAMES)), ranks_per_node=2, survey=True))
     begin(run, devices_present=2)
     run.append_record(gang_on(["nöde"], 1))
-    for name in NAMES[:-1]:
-        run.append_records(records_of(name))
+    for id_, name in ((f"weak/{name}", name) for name in NAMES[:-1]):
+        run.append_records([StudyStart(study=id_, unix_s=1.0), steady_block(id_, Arm("alone", 1, 4), 0, (0,), 100.0)])
+        if name != "unended":
+            run.append_record(StudyEnd(id_, name))  # type: ignore[arg-type]
     return run
 
 
