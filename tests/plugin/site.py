@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,11 @@ from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.strict_json import column, parse_strict_json
+from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.util.packaged import packaged
 from tests.builders.json_types import begin
 from tests.builders.records import gang_on, steady_block
-from tests.plugin.forked import TIMEOUT_S, run_pytest
+from tests.plugin.forked import run_pytest
 
 SKU = "tested-gpu"
 ROUNDS = FEWEST_ROUNDS + 1
@@ -107,14 +106,13 @@ RATES: dict[tuple[Scaling, Workload], dict[int, float]] = {
 }
 
 
-def write_run(path: Path, thresholds: Path, without: int = 0, last: float = 0.0) -> RunDirectory:
+def write_run(path: Path, thresholds: Path, without: int = 0) -> RunDirectory:
     """A run directory as a measuring session leaves it, but for verdicts and reports.
 
     Args:
         path: where.
         thresholds: with which it began.
         without: a world size that was not measured.
-        last: by how much the last GPU is less busy.
     """
     run, used = RunDirectory.create(path), hashlib.sha256(thresholds.read_bytes()).hexdigest()
     begin(run, SKU, thresholds={"path": str(thresholds), "sha256": used}, status="finished",
@@ -132,8 +130,7 @@ def write_run(path: Path, thresholds: Path, without: int = 0, last: float = 0.0)
         for number in range(ROUNDS):
             for arm, rate in arms.items():
                 spread = 1 + 0.0005 * math.sin(1.7 * number + arm.world_size)
-                busy = [0.98 - 0.001 * rank + 0.0005 * (number % 3) - last * (rank == 7)
-                        for rank in range(arm.world_size)]  # fmt: skip
+                busy = [0.98 - 0.001 * rank + 0.0005 * (number % 3) for rank in range(arm.world_size)]
                 readings = {"utilization": column(busy), "peak_memory_bytes": 47_360_000_000 + 1_000_000 * number}
                 block = steady_block(study.id, arm, number, range(arm.world_size), rate * spread, readings=readings)
                 run.append_record(block)
@@ -170,7 +167,6 @@ class Site:
     """
 
     def __init__(self, pytester: pytest.Pytester) -> None:
-        self._pytester = pytester
         self.path = pytester.path
         self.thresholds = self.path / "thresholds.yaml"
         self.reset()
@@ -215,21 +211,6 @@ class Site:
     def run(self, *arguments: str) -> pytest.RunResult:
         """``python -m pytest ARGUMENTS`` in a process of its own."""
         return run_pytest(self.path, *arguments)
-
-    def python(self, code: str) -> pytest.RunResult:
-        """``python -c CODE`` in a process of its own."""
-        return self._pytester.run(sys.executable, "-c", code, timeout=TIMEOUT_S)
-
-    def judge(self, *arguments: str) -> pytest.RunResult:
-        """Judge the measured run."""
-        return self.run("--ddp-judge=measured", *arguments)
-
-    def verdicts(self, directory: str = "measured") -> dict[str, Any]:
-        """verdicts.json of a run directory, read by the strictest rules."""
-        text = (self.path / directory / "verdicts.json").read_text(encoding="utf-8")
-        found = parse_strict_json(text)
-        assert isinstance(found, dict)
-        return found
 
 
 def edit_json(path: Path, **changes: Any) -> None:

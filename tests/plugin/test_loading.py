@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+
+import pytest
 
 from tests.plugin.site import Site
 from tests.rows import rows
@@ -22,12 +25,14 @@ print(json.dumps([int(code), sorted({{name.partition(".")[0] for name in sys.mod
     ("arguments", "heavy"),
     [(["other"], HEAVY), (["--ddp-judge=measured"], TORCH), (["--co", "--gpu-sku=b200", "acceptance"], PLANNING)],
 )
-def test_nothing_heavy_is_imported(site: Site, arguments: list[str], heavy: set[str]) -> None:
+def test_nothing_heavy_is_imported(
+    site: Site, pytester: pytest.Pytester, arguments: list[str], heavy: set[str]
+) -> None:
     site.reset()
     site.write("other/test_other.py", "def test_other(): pass")
     site.measured()
     if "--co" in arguments:
         site.thresholds.unlink()
-    code, modules = json.loads(site.python(CODE.format(arguments)).outlines[-1])
+    code, modules = json.loads(pytester.run(sys.executable, "-c", CODE.format(arguments), timeout=120).outlines[-1])
     assert (code, "pytest_ddpscale" in modules, {*modules} & heavy) == (0, True, set())
     assert ({"pydantic", "yaml"} <= {*modules}) == (heavy is not HEAVY), "thresholds were read"

@@ -29,7 +29,8 @@ Step = Callable[[Site], object] | str
 OURS = re.compile(
     r"ERROR: (?!usage|file)|  ?ddpscale|ddpscale(?! page)|report: |remark: |SIMULATED: |test_.*: |@pytest.mark.req"
     r"|note: (?!earlier runs of these nodes under)|  --(gpu|thr|ddp)|  (weak|strong|probes)\b.* min |.*(unrecognized"
-    r"|rerun |not updated|run\.samples: |could not be|cannot be written|deselected /|\d more cause|not found:|Exit: )"
+    r"|rerun |bound  +≥|assert False|not updated|run\.samples: |could not be|cannot be written|deselected /"
+    r"|\d more cause|not found:|Exit: )"
 )
 SHORT = {
     "judge": "--ddp-judge=measured", "cpu": "--gpu-sku=cpu --ddp-gpus-per-node=2",
@@ -40,7 +41,7 @@ SHORT = {
 CORES = len(os.sched_getaffinity(0))
 MOST_LINES, COLUMNS = 40, 80  # a screen
 # What the version of a library, the machine or the clock has in it, and where sentences are too long for a table.
-CUT = (r"(is not a record|baseline\.json: |by pytest-ddpscale 0.0.1|in use: process |with one of )(?:.*)",)
+CUT = r"(is not a record|baseline\.json: |by pytest-ddpscale 0.0.1|in use: process |with one of )(?:.*)"
 # In `counts_text`: requirements that are not met, tests, and the run as a whole.
 UNMET = r"(\d+)(?= of \d+ requirements? (?!passed|met)| tests? failed| failure: the run)"
 
@@ -80,9 +81,7 @@ def told(site: Site, step: str) -> Iterator[str]:
     lines = [line for line in output_of(result).splitlines() if OURS.match(line)]
     headline = outcome_in(output_of(result))
     for line in filter(None, [headline, *(line for line in lines if line.strip() not in headline)]):
-        cut = line
-        for pattern in CUT:
-            cut = re.sub(pattern, r"\1 …", cut)
+        cut = re.sub(CUT, r"\1 …", line)
         yield f"  {re.sub(r'[0-9]+', 'N', cut) if 'cores' in cut else cut}"
     if "--co " in step:
         yield from sorted(f"  {line.partition('::')[2]}" for line in result.outlines if "::" in line)
@@ -96,52 +95,44 @@ def told(site: Site, step: str) -> Iterator[str]:
         short = sorted({re.sub("(plots|acceptance)/.*", r"\1", name) for name in names})
         if short:
             yield f"  {sign}: {' '.join(short)}"
-        for name in short if sign != "gone" else []:
-            if "before-resume" in name:
-                continue
-            yield from (f"    {name}: {line}" for line in content(site, result, site.path / name))
+        for name in short if sign != "gone" else ():
+            if "before-resume" not in name:
+                yield from (f"    {name}: {line}" for line in content(result, site.path / name))
 
 
-def content(site: Site, result: pytest.RunResult, file: Path) -> Iterator[str]:
-    """What a file holds, in a line or a few."""
-    if file.is_file() and not file.stat().st_size:
-        yield "empty"
-    elif file.name == "verdicts.json":
-        found = site.verdicts(str(file.parent))
-        first, judged = found["verdicts"][0] if found["verdicts"] else {}, len(found["verdicts"])
+def content(result: pytest.RunResult, file: Path) -> Iterator[str]:
+    """What a file holds, in a line or a few: what the terminal does not say, or says for itself."""
+    text = file.read_text("utf-8") if file.suffix in (".json", ".jsonl", ".md") else ""
+    if file.name == "verdicts.json":
+        found: Any = parse_strict_json(text)
+        first = found["verdicts"][0] if found["verdicts"] else {}
         low, high = first.get("interval") or (0, 0)
-        yield f"{found['outcome']}, {judged} judged, {len(found['blockers'])} in the way"
+        yield f"{found['outcome']}, {len(found['verdicts'])} judged, {len(found['blockers'])} in the way"
         yield f"{first.get('id')}: {low:.4g} … {high:.4g}, confidence {first.get('confidence')}"
-        # Whether a run is an earlier one is a matter of whole seconds.
-        yield from (f"note: {note}" for note in found["notes"] if "runs of these nodes under" not in note)
         if result.ret in (0, 1):
             assert_all_count_alike(result, file.parent, [one["name"] for one in found["blockers"]])
     elif file.name in ("pytest-report.json", "own.json"):
-        report: Any = parse_strict_json(file.read_text("utf-8"))
+        report: Any = parse_strict_json(text)
         yield f"{report['summary']}, {report['environment']['outcome']}"
         yield from (
             f"{one['outcome']} {one.get('user_properties')} {one.get('metadata')}"
             for one in report.get("tests", ()) if one["nodeid"].endswith("::test_own")
         )  # fmt: skip
     elif file.name == "report.md":
-        if outcome_in(output_of(result)) not in (said := file.read_text("utf-8")):
-            yield said.partition("\n")[0]
+        if outcome_in(output_of(result)) not in text:
+            yield text.partition("\n")[0]
         shown = r"- Reservations|.*(not seen in|not rejected in)|\|.* of .* \| [≥≤].*\| (not asked|[≥≤])"
-        yield from (line for line in said.splitlines() if re.match(shown, line))
-    elif file.name == "metrics.prom":
-        yield from re.findall(r'run_outcome{outcome="(\w+)".* 1.0', file.read_text("utf-8"))
+        yield from (line for line in text.splitlines() if re.match(shown, line))
     elif file.suffix == ".jsonl":
-        lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-        kinds = Counter(f"{line['kind']} {line.get('study', '')}" for line in lines if "xxx" not in str(line))
+        lines = [json.loads(line) for line in text.splitlines() if "xxx" not in line]
+        kinds = Counter(f"{line['kind']} {line.get('study', '')}" for line in lines)
         yield ", ".join(f"{number} {what}" for what, number in kinds.items())
     elif file.name == "run.json":
-        record = json.loads(file.read_text("utf-8"))
+        record = json.loads(text)
         resumed = [(one["status_before"], one["measured_anew"]) for one in record.get("resumed", ())]
         yield f"{record['status']}, resumed {resumed}"
     elif file.suffix == ".sqlite":
         yield ", ".join(f"{one.host}: {[run.outcome for run in one.runs]}" for one in read_histories(file, None, None))
-    elif file.suffix == ".log":
-        yield file.read_text("utf-8")
 
 
 def assert_all_count_alike(result: pytest.RunResult, judged: Path, blockers: list[str]) -> None:

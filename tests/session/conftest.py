@@ -76,10 +76,14 @@ def opened(tmp_path: Path, machine: Callable[..., None], monkeypatch: pytest.Mon
     return open_it
 
 
-@pytest.fixture
-def measuring(opened: Open, gangs: list[InstantGang]) -> AcceptanceSession:
-    """A session about to measure everything, on two ranks."""
-    session = opened()
+def begun(session: AcceptanceSession) -> AcceptanceSession:
+    """About to measure, or judge, everything."""
     session.source.select(session.source.cases)
     session.source.open_run()
     return session
+
+
+@pytest.fixture
+def measuring(opened: Open, gangs: list[InstantGang]) -> AcceptanceSession:
+    """A session about to measure everything, on two ranks."""
+    return begun(opened())

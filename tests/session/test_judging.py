@@ -20,7 +20,7 @@ from pytest_ddpscale.session.session import AcceptanceSession
 from tests.approved import assert_approved, masked
 from tests.builders.records import gang_on
 from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu
-from tests.session.conftest import LOST, WITH_CHECK, told
+from tests.session.conftest import LOST, WITH_CHECK, begun, told
 
 # Something done to the run before it is judged.
 Arrange = Callable[[RunDirectory], object]
@@ -33,20 +33,6 @@ def old(measuring: AcceptanceSession) -> RunDirectory:
     measuring.source.close("finished")
     measuring.source.release()
     return measuring.source.measured_run
-
-
-def begun(session: AcceptanceSession) -> AcceptanceSession:
-    session.source.select(session.source.cases)
-    session.source.open_run()
-    return session
-
-
-def judged(opened: Open, old: RunDirectory, **options: Any) -> AcceptanceSession:
-    return begun(opened(gpu_sku="auto", ddp_judge=str(old.path), ddp_run_dir=None, **options))
-
-
-def noted(**changes: Any) -> Arrange:
-    return lambda old: old.note(**changes)
 
 
 def planned_with_another_bound(old: RunDirectory) -> None:
@@ -83,7 +69,7 @@ def lacking(old: RunDirectory) -> None:
 ENDED = "{throughput_per_gpu: any, of: r, severity: warn, until: 2026-01-31, who: A. Name, why: a fan}"
 WAIVED = THRESHOLDS.replace("    requirements: []", f"    change: [{ENDED}]")
 SCENES: dict[str, tuple[Arrange, str]] = {
-    "as it was measured": (noted(), "judge"),
+    "as it was measured": (lambda _: None, "judge"),
     "bounds of the plan, which do not count": (planned_with_another_bound, "judge"),
     "thresholds that lie elsewhere now": (begun_with("gone.yaml"), "judge"),
     "thresholds of its latest session that are refused now": (begun_with(text=f"{THRESHOLDS}peers:\n"), "judge"),
@@ -120,48 +106,51 @@ def test_a_run_is_judged_by_what_is_there_and_what_it_began_with_and_nothing_is_
     assert_approved("judged.txt", masked("\n".join(said), tmp_path))
 
 
-def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(opened: Open, old: RunDirectory) -> None:
+def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(
+    opened: Open, old: RunDirectory, tmp_path: Path
+) -> None:
     record = old.run_json.read_bytes()
-    session = judged(opened, old, ddp_note=["operator=Eve", "ticket=T-2", "thresholds_path=none"])
+    given: dict[str, Any] = {"ddp_run_dir": None, "ddp_note": ["operator=Eve", "ticket=T-2", "thresholds_path=none"]}
+    session = begun(opened(gpu_sku="auto", ddp_judge=str(old.path), **given))
     judgement = session.conclude(interrupted=False, spoiled=())
     noted = {"note_operator": "Eve", "note_ticket": "T-2", "note_thresholds_path": "none"}
     assert noted.items() <= judgement.basis.items()
     assert Path(judgement.basis["thresholds_path"]).is_file(), "no note hides what it was judged by"
     run, evidence = session.source.run, session.source.measured_so_far()
     assert run is not None
-    assert evidence is not None
     measured = with_fields(old.read_run(), noted={"site": "Hall 1", "ticket": "T-1"})
     assert write_reports(run, judgement, measured, evidence) == []
+    shown = "Checked by Eve, date, signature", ">Ticket</th><td>T-2", ">Site</th><td>Hall 1"
     page = (run.path / "report.html").read_text("utf-8")
-    for shown in ("Checked by Eve, date, signature", ">Ticket</th><td>T-2", ">Site</th><td>Hall 1"):
-        assert shown in page
+    assert [words for words in shown if words not in page] == []
     session.history_file = run.path / "history.sqlite"
     session.source.close("finished")
     assert session.remember(judgement) == ""
     assert not session.history_file.exists(), "which has it from its own session"
     assert old.run_json.read_bytes() == record
+    session.source.release()
+    # Who measures or resumes is in run.json, and not twice.
+    for how, path in (("resume", old.path), ("run_dir", tmp_path / "new")):
+        session = begun(opened(**given | {f"ddp_{how}": str(path)}))
+        assert session.source.measured_run.read_run().operators == ("Eve",)
+        assert not noted.keys() & session.conclude(interrupted=False, spoiled=()).basis.keys()
 
 
-def test_who_measures_or_resumes_is_in_run_json_and_not_twice(opened: Open, old: RunDirectory, tmp_path: Path) -> None:
-    begun(opened(ddp_resume=str(old.path), ddp_run_dir=None, ddp_note=["operator=Bob"]))
-    session = begun(opened(ddp_run_dir=str(tmp_path / "new"), ddp_note=["operator=Eve"]))
-    assert (old.read_run().operators, session.source.measured_run.read_run().operators) == (("Bob",), ("Eve",))
-    assert not any(key.startswith("note_") for key in session.conclude(interrupted=False, spoiled=()).basis)
-
-
-@pytest.mark.parametrize("is_silent", [False, True])
 def test_gpus_that_took_no_part_are_not_accepted(
-    opened: Open, gangs: list[InstantGang], machine: Callable[..., None], tmp_path: Path, is_silent: bool
+    opened: Open, gangs: list[InstantGang], machine: Callable[..., None], tmp_path: Path
 ) -> None:
     """Sixteen GPUs, requirements for eight: nothing is known of the other eight. And one of nine does not answer."""
-    (tmp_path / "thresholds.yaml").write_text(WITH_CHECK if is_silent else THRESHOLDS, encoding="utf-8")
-    machine(*map(gpu, range(8 if is_silent else 16)), *[with_fields(LOST, index=8)] * is_silent)
-    session = opened(gpu_sku="gpu")
-    session.source.select([case for case in session.source.cases if not case.requirement.check])
-    session.source.open_run()
-    assert all(session.judge(case).passed for case in session.source.selected)
-    judgement = session.conclude(interrupted=False, spoiled=())
-    said = judgement.outcome, [blocker.cause for blocker in judgement.other_blockers]
-    assert said == (("incomplete", ["lost-gpu"]) if is_silent else ("partial", []))
-    idle = "none of them tested 8 of 16 GPUs: GPU of local rank 8 on here"
-    assert ("GPU 8 of here: the driver has lost this GPU" if is_silent else idle) in judgement.reason
+    said = list[str]()
+    for text, gpus in (
+        (THRESHOLDS, [*map(gpu, range(16))]),
+        (WITH_CHECK, [*map(gpu, range(8)), with_fields(LOST, index=8)]),
+    ):
+        (tmp_path / "thresholds.yaml").write_text(text, encoding="utf-8")
+        machine(*gpus)
+        session = opened(gpu_sku="gpu", ddp_run_dir=str(tmp_path / f"of {len(gpus)}"))
+        session.source.select([case for case in session.source.cases if not case.requirement.check])
+        session.source.open_run()
+        assert all(session.judge(case).passed for case in session.source.selected)
+        judgement = session.conclude(interrupted=False, spoiled=())
+        said += [f"{[blocker.cause for blocker in judgement.other_blockers]}", *told(judgement)]
+    assert_approved("idle-gpus.txt", masked("\n".join(said), tmp_path))

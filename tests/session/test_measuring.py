@@ -13,23 +13,13 @@ import pytest
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import HistoryError, OptionError, RunDirectoryError
 from pytest_ddpscale.history.regression import Baseline
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.session import evidence
 from pytest_ddpscale.session import session as module
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.approved import assert_approved, masked
 from tests.builders.sessions import InstantGang, Open, nothing
-from tests.session.conftest import told
-
-
-def test_only_what_is_selected_and_fits_is_planned(opened: Open) -> None:
-    source = opened(ddp_block="7s").source
-    for cases, arms in ((source.cases, ["alone", "ddp@2", "each@2"]), (source.cases[:1], ["alone"])):
-        source.select(cases)
-        [study] = source.plan.studies  # 8 ranks do not fit
-        assert (study.id, [arm.name for arm in study.arms]) == ("weak/r", arms)
-        assert (study.rounds, study.block_s) == (FEWEST_ROUNDS, 7.0)
+from tests.session.conftest import begun, told
 
 
 def test_what_is_about_to_happen_is_on_disk_first(measuring: AcceptanceSession) -> None:
@@ -44,9 +34,7 @@ def test_what_is_about_to_happen_is_on_disk_first(measuring: AcceptanceSession) 
 
 
 def test_limits_and_isolation_are_passed_on(opened: Open, gangs: list[InstantGang]) -> None:
-    session = opened(ddp_budget="10m", ddp_inactivity_limit="90s", ddp_profile="5")
-    session.source.select(session.source.cases)
-    session.source.open_run()
+    session = begun(opened(ddp_budget="10m", ddp_inactivity_limit="90s", ddp_profile="5"))
     session.judge(session.source.cases[0])
     limits, is_isolated = gangs[0].limits, gangs[0].named["isolate"]
     assert (limits.budget_s, limits.inactivity_s, limits.startup_s, is_isolated) == (600.0, 90.0, 600.0, True)
@@ -128,9 +116,7 @@ def test_a_session_never_concludes_more_than_it_knows(
 ) -> None:
     said = list[str]()
     for name, (gang, asked, end) in SCENES.items():
-        session = opened(ddp_run_dir=str(tmp_path / name))
-        session.source.select(session.source.cases)
-        session.source.open_run()
+        session = begun(opened(ddp_run_dir=str(tmp_path / name)))
         gangs.clear()
         with monkeypatch.context() as patch:
             for key, value in gang.items():

@@ -15,7 +15,6 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import SurveyedGpu
 from pytest_ddpscale.session import open as opening
-from pytest_ddpscale.session.open import THIS_MACHINE
 from tests.approved import assert_approved, masked
 from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run
 from tests.session.conftest import LOST, WITH_CHECK
@@ -110,10 +109,7 @@ def test_sku_and_devices_follow_from_options_and_from_what_is_here(
             options: dict[str, Any] = {key: value or (None if sign else True) for key, sign, value in parts}
             try:
                 session = opened(**options)
-                found = session.source.machine
-                at = "" if found.cluster == THIS_MACHINE else f" of {found.cluster}"
-                told = f"{session.sku}, {session.subject.device_type}: {found.devices} devices{at}, "
-                told += f"asked {found.gpus_asked}, silent {[*found.silent]}, lacks GPUs: {found.lacks_gpus}"
+                told = f"{session.sku}, {session.subject.device_type}, {session.source.machine}"
                 sizes = {case.name: case.world_size for case in session.source.cases if "rank" not in case.name}
                 if "thresholds" in words:  # missing GPUs are left to their check
                     session.source.select(session.source.cases if "words" in name else session.source.cases[:1])

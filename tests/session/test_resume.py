@@ -20,7 +20,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.record_lines import AnyRecord, line_of
+from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
     ArmProfile,
     GangTransport,
@@ -51,24 +51,17 @@ def study(name: str) -> Study:
     )
 
 
-def records_of(name: str) -> list[AnyRecord]:
-    """What a study left behind that ended as it is named."""
-    id_ = f"weak/{name}"
-    records: list[AnyRecord] = [
-        StudyStart(study=id_, unix_s=1.0), steady_block(id_, Arm("alone", 1, 4), 0, (0,), 100.0)
-    ]  # fmt: skip
-    return records if name == "unended" else [*records, StudyEnd(id_, name)]  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A run with a study for each way to end, and not to end."""
     run = RunDirectory.create(tmp_path / "run")
-    run.write_json(run.plan_json, Plan("cpu", "cpu", tuple(map(study, NAMES)), ranks_per_node=2))
+    run.write_json(run.plan_json, Plan("cpu", "cpu", tuple(map(study, NAMES)), ranks_per_node=2, survey=True))
     begin(run, devices_present=2)
     run.append_record(gang_on(["nöde"], 1))
-    for name in NAMES[:-1]:
-        run.append_records(records_of(name))
+    for id_, name in ((f"weak/{name}", name) for name in NAMES[:-1]):
+        run.append_records([StudyStart(study=id_, unix_s=1.0), steady_block(id_, Arm("alone", 1, 4), 0, (0,), 100.0)])
+        if name != "unended":
+            run.append_record(StudyEnd(id_, name))  # type: ignore[arg-type]
     return run
 
 
@@ -121,52 +114,45 @@ BROKEN = RankGpuError(place=Place("n1", 0), error="CUDA error: unspecified launc
 HOLDS: dict[str, list[AnyRecord]] = {
     "a study for each way to end": [],
     "a further launch of a study that broke": [StudyEnd("weak/rounds", "error", "broke")],
-    "probes and pairs that were decided": [StudyEnd(one.id, "decided") for one in (PROBED, PAIRED)],
-    "probes and pairs that were interrupted": [StudyEnd(one.id, "interrupted") for one in (PROBED, PAIRED)],
     # A GPU with errors may have been replaced. An old survey may be another node's: it would fail a good run, or stand
     # in for a node nobody looked at. Nobody will look anew at a node that was left out, and what was asked for had it.
     "what may have changed": [
         GpuErrors(gang=0, ranks=2, errors=(BROKEN,), studies=("weak/missing",)),
         *_of("weak/decided"), *_of("weak/error"), *_of("weak/unended"), StudyEnd("survey", "error", "no answer"),
-        GangTransport(study="weak/rounds", gang=0, ranks=(RankTransport(rank=0),)),
+        GangTransport(study="weak/decided", gang=0, ranks=(RankTransport(rank=0),)),
         *(Survey(host, 1.0) for host in ("old", "n2", "n3", "n30")),
     ],
+    "probes and pairs that were decided": [StudyEnd(one.id, "decided") for one in (PROBED, PAIRED)],
+    "probes and pairs that were interrupted": [StudyEnd(one.id, "interrupted") for one in (PROBED, PAIRED)],
 }  # fmt: skip
 
 
-def lines_told(path: Path) -> list[str]:
-    read = [json.loads(line) for line in texts(path)]
+def lines_told(lines: list[str]) -> list[str]:
+    read = map(json.loads, lines)
     return [" ".join(str(one[key]) for key in ("kind", "study", "arm", "host") if key in one) for one in read]
 
 
 def test_what_is_missing_and_what_may_have_changed_is_set_aside_and_nothing_else(run: RunDirectory) -> None:
-    """The same ranks measure what is left; twice, as a second attempt may break as well."""
-    said, first, planned = list[str](), run.measurements_jsonl.read_bytes(), run.read_plan()
+    """The same ranks measure what is left; time and again, as a second attempt may break as well."""
+    said, planned, first = list[str](), run.read_plan(), run.measurements_jsonl.read_bytes()
     run.note(left_out={"n3": "ecc: GPU 2: it was left out: twice"}, status="interrupted",
              noted={"operator": "Ann", "site": "Hall 1", "ticket": "T-1"})  # fmt: skip
     for name, records in HOLDS.items():
-        run.measurements_jsonl.write_bytes(first)
-        run.superseded_jsonl.unlink(missing_ok=True)
-        changes: dict[str, Any] = {"probes": None, "pairs": None}
         if "probes" in name:
-            changes = {"probes": PROBED, "pairs": PAIRED, "nodes": 2, "ranks_per_node": 1, "survey": True}
-        run.write_json(run.plan_json, replace(run.read_plan(), **changes))
+            run.write_json(run.plan_json, replace(planned, probes=PROBED, pairs=PAIRED, nodes=2, ranks_per_node=1))
         run.append_records(records)
-        before, source = texts(run.measurements_jsonl), resumed(run)
+        before, earlier, source = texts(run.measurements_jsonl), texts(run.superseded_jsonl), resumed(run)
         plan = source.plan_to_measure
         assert plan is not None
         source.set_aside()
         left, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
-        assert sorted(left + aside) == sorted(before)
-        assert [line for line in before if line in aside] == aside, "in their order"
+        new = aside[len(earlier) :]
+        assert (sorted(left + new), earlier + new) == (sorted(before), aside), "beside what was set aside before"
+        assert [line for line in before if line in new] == new, "in their order"
         said += [f"{name}: {source.missing}", f"to measure: {plan.study_ids} on {plan.layout}, survey: {plan.survey}"]
-        said += [*lines_told(run.measurements_jsonl), "set aside:", *lines_told(run.superseded_jsonl)]
-        again = [line_of(one).decode().strip() for one in records_of("error")]
-        run.append_records(records_of("error"))
-        resumed(run).set_aside()
-        assert texts(run.superseded_jsonl) == aside + again, "beside what was set aside before"
-    run.measurements_jsonl.write_bytes(first)
+        said += [*lines_told(left), "set aside:", *lines_told(new)]
     run.write_json(run.plan_json, planned)
+    run.measurements_jsonl.write_bytes(first)
     for number, noted in enumerate((["operator=Bob", "ticket=T-2", "rack=B 7"], ["operator=Cy"], []), 1):
         for file in (*CONCLUDED, "mine.txt") if number > 1 else ():
             (run.path / file).parent.mkdir(exist_ok=True)
@@ -227,28 +213,28 @@ def test_what_another_session_measured_until_the_run_was_locked_is_kept(
     assert source.evidence.errors == {}
 
 
-def read_only(self: Path, *_: Any, **__: Any) -> None:
-    raise OSError(30, "Read-only file system")
-
-
 def test_what_cannot_be_resumed_is_refused_as_approved(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tried(name: str, attempt: Callable[[], object]) -> str:
+    said = list[str]()
+
+    def tried(name: str, attempt: Callable[[], object]) -> None:
         try:
-            return f"{name}: {attempt()}"
+            said.append(f"{name}: {attempt()}")
         except BadInput as error:
-            return f"{name}: {error}"
+            said.append(f"{name}: {error}")
+
+    def read_only(self: Path, *_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
 
     plan, source = run.read_plan(), resumed(run)
     run.write_json(run.verdicts_json, {})
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", read_only)
-        said = [tried("read-only", source.open_run)]
+        tried("read-only", source.open_run)
     for devices, nodes in ((3, 1), (2, 2), (4, 2), (2, 1), (None, 1)):
-        found = tried(f"{devices} devices", lambda: resumed(run, devices, Cluster(nodes)).plan == plan)  # noqa: B023
-        said.append(f"{found} on {nodes} nodes")
+        tried(f"{devices} on {nodes} nodes", lambda: resumed(run, devices, Cluster(nodes)).plan == plan)  # noqa: B023
     run.append_record(gang_on(["node"], 1, "SIM-{}", number=1))
-    said.append(tried("simulated", lambda: resumed(run)))
+    tried("simulated", lambda: resumed(run))
     studies = tuple(replace(study("decided"), launch=launch) for launch in (1, 2, 3))
     run.write_json(run.plan_json, Plan("cpu", "cpu", studies, ranks_per_node=2, launches=3))
-    said.append(tried("launches", lambda: measured_layout(run)))
+    tried("launches", lambda: measured_layout(run))
     assert_approved("resumed-refused.txt", masked("\n".join(said), run.path))

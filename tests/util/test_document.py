@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import re
 from hashlib import sha256
-from html.parser import HTMLParser
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,67 +52,19 @@ def every_block(words: str) -> list[Block]:
         fact_table([(text, text) for text in texts]), rows, Listing(words),
         Picture(words, words, words, words, b"<svg/>", bytes, rows, False, words),
     ]  # fmt: skip
-    return [Section(words, [*inner, Closed(words, inner), Closed(words, inner, is_open=True)])]
+    return [Section(words, [*inner, Closed(words, inner[:1]), Closed(words, inner[:1], is_open=True)])]
 
 
-class Tags(HTMLParser):
-    """Elements that were begun, and those that are open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun: list[str] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.begun.append(tag)
-        if tag not in ("img", "meta"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_html_from_outside_stays_text() -> None:
-    ours, theirs = Tags(), Tags()
-    ours.feed(html_page("title", every_block("words")))
-    page = html_page(ATTACK, every_block(ATTACK))
-    theirs.feed(page)
-    assert ours.begun == theirs.begun
-    assert theirs.open == []
-    assert page.count("<script>") == 1
-    assert not INVISIBLE.search(page)
-    page.encode()
-
-
-def test_markdown_from_outside_stays_text() -> None:
-    written = markdown(*every_block(ATTACK))
-    outside = re.sub(r"^( *`{3,})text\n.*?\n\1$", "", written, flags=re.MULTILINE | re.DOTALL)  # listings
-    outside = re.sub(r"(`{2,}) .*? \1(?!`)", "", outside)  # commands
-    assert "<" not in outside
-    assert not re.search(r"(?<!\\)`", outside)
-    assert not re.search(r"(?<!\\)\]\(javascript", outside)
+def test_what_comes_from_outside_stays_text() -> None:
+    """In the title of a page, HTML, Markdown and a terminal; and a spreadsheet reads numbers, and runs no formula."""
+    blocks = every_block(ATTACK)
+    title = html_page(ATTACK, []).partition("<title>")[2].partition("</title>")[0]
+    terminal = ("\n".join(text_lines(*blocks, width=width)) for width in (None, 40))
+    cells = [("=1+1", -1.5, True, None), (" @SUM(A1)", 3, False, ATTACK)]
+    table = csv_text(("a", "b", "c", "d"), cells)
+    written = "\n--\n".join([title, html(*blocks), markdown(*blocks), *terminal, table])
     assert not INVISIBLE.search(written)
-    width = None
-    for line in outside.splitlines():
-        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else None
-        assert None in (width, cells) or width == cells, line
-        width = cells
-    assert not re.search("^ *(# heading|=1)", outside, re.MULTILINE)
-
-
-def test_a_terminal_is_sent_no_control_characters() -> None:
-    for width in (None, 40):
-        assert not INVISIBLE.search("".join(text_lines(*every_block(ATTACK), width=width)))
-    ours, theirs = ([*text_lines(*every_block(words))] for words in ("words", ATTACK.replace("\n", " ")))
-    assert len(ours) == len(theirs)
-
-
-def test_a_spreadsheet_reads_numbers_as_numbers_and_runs_no_formula() -> None:
-    written = csv_text(("a", "b", "c", "d"), [("=1+1", -1.5, True, None), (" @SUM(A1)", 3, False, ATTACK)])
-    *rows, last = csv.reader(io.StringIO(written))
-    assert rows == [["a", "b", "c", "d"], ["'=1+1", "-1.5", "true", ""]]
-    assert last[:3] == ["'@SUM(A1)", "3", "false"]
-    assert not INVISIBLE.search(last[3])
+    assert_approved("from-outside.txt", written)
 
 
 def test_only_our_script_runs_and_nothing_is_asked_of_the_network() -> None:
@@ -170,8 +119,6 @@ def test_code_cannot_leave_its_fence(content: str) -> None:
     assert fence == f"{end}text"
     assert all(end not in line for line in inside)
     command = markdown(Line(Code(content)))
-    first = re.match("`*", command)
-    assert first is not None
-    assert max((len(run) for run in re.findall("`+", command[len(first[0]) : -len(first[0])])), default=0) < len(
-        first[0]
-    )
+    fence = command[: len(command) - len(command.lstrip("`"))]
+    inner = command[len(fence) : len(command) - len(fence)]
+    assert max(map(len, re.findall("`+", inner)), default=0) < len(fence)

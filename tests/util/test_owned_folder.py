@@ -6,7 +6,6 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -26,31 +25,18 @@ with owned_folder("ranks", Path(sys.argv[1])) as folder:
 LOCK = ".ddpscale-owner"
 
 
-@pytest.fixture
-def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process with a folder."""
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_folder_goes_with_its_process_however_that_ends(tmp_path: Path, is_killed: bool) -> None:
     command = [sys.executable, "-c", OWNER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process, Path(process.stdout.readline().strip())
-        process.kill()
-
-
-def test_a_folder_goes_with_its_process_however_that_ends(
-    owner: tuple[subprocess.Popen[str], Path], tmp_path: Path
-) -> None:
-    process, folder = owner
-    assert remove_orphans([tmp_path]) == [], "it lives"
-    process.kill()
-    process.wait()
-    assert (folder / "records").exists()
-    assert remove_orphans([tmp_path]) == [folder]
-    assert not folder.exists()
-
-
-def test_a_folder_of_a_process_that_ends_is_gone(owner: tuple[subprocess.Popen[str], Path]) -> None:
-    process, folder = owner
-    process.communicate("")
+        folder = Path(process.stdout.readline().strip())
+        assert remove_orphans([tmp_path]) == [], "it lives"
+        if is_killed:
+            process.kill()
+        process.communicate()
+    assert (folder / "records").exists() == is_killed
+    assert remove_orphans([tmp_path]) == [folder] * is_killed
     assert not folder.exists()
 
 

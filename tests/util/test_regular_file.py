@@ -15,29 +15,20 @@ from pytest_ddpscale.util.regular_file import open_regular, read_regular
 SOON_S = 1.0
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def listening_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
 
 
-def link_to(target: str) -> Callable[[Path], None]:
-    return lambda path: path.symlink_to(target)
-
-
-IRREGULAR = [
-    (pipe, "a pipe, socket or device"),
-    (listening_socket, "a pipe, socket or device"),
-    (link_to("/dev/zero"), "a pipe, socket or device"),
-    (Path.mkdir, "a directory"),
-]
+SPECIAL = "a pipe, socket or device"
+IRREGULAR: dict[Callable[[Path], None], str] = {
+    os.mkfifo: SPECIAL, listening_socket: SPECIAL, lambda path: path.symlink_to("/dev/zero"): SPECIAL,
+    Path.mkdir: "a directory",
+}  # fmt: skip
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
-    for number, (make, kind) in enumerate(IRREGULAR):
+    for number, (make, kind) in enumerate(IRREGULAR.items()):
         make(path := tmp_path / str(number))
         began_s = time.process_time()
         for read in (open_regular, read_regular):
