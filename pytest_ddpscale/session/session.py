@@ -77,7 +77,7 @@ class LiveReport:
     def begin(self) -> None:
         """Write the page of the plan, before anything is started."""
         source, plan = self._source, self._source.plan_to_measure
-        if plan is not None:
+        if plan:
             self._progress = Progress(
                 plan, lambda *said: self.show(*said), self._now, source.expected_samples_per_s,
                 budget_s=source.subject.settings.budget_s,
@@ -88,7 +88,7 @@ class LiveReport:
 
     def hear(self, record: AnyRecord | Notice) -> None:
         """Process one record or notice."""
-        if self._progress is not None:
+        if self._progress:
             self._progress(record)
         if isinstance(record, Interrupted):
             self._page = ""  # which may not replace the final one
@@ -121,7 +121,7 @@ class LiveReport:
         self._put_progress()
 
     def _put_progress(self) -> None:
-        if self._page and self._progress is not None:
+        if self._page and self._progress:
             began_s = self._now()
             self._next_progress_s = began_s + REFRESH_S  # also if the disk is full
             write_live_page(self._source.measured_run, self._page, self._progress.section(now_iso()))
@@ -144,13 +144,16 @@ class AcceptanceSession:
     def judge(self, case: AnyCase) -> Verdict:
         """The verdict on one requirement, measured first if necessary."""
         source = self.source
+
+        def now() -> AnyCase:
+            """For fewer nodes, once some were left out."""
+            return next((selected for selected in source.selected if selected.id == case.id), case)
+
         if case.id not in self.verdicts:
             evidence = source.nothing
-            if not source.why_not(case):
+            if not source.why_not(now()):
                 evidence = source.measure(self.interim.hear)
-                # The case may now be for fewer nodes.
-                case = next((one for one in source.selected if one.id == case.id), case)
-            self.verdicts[case.id] = self._judged(case, evidence, source.why_not(case))
+            self.verdicts[case.id] = self._judged(now(), evidence, source.why_not(now()))
         return self.verdicts[case.id]
 
     def samples(self, metric: str, workload: str, world_size: int) -> list[float]:
@@ -166,7 +169,7 @@ class AcceptanceSession:
                 continue
             evidence = self.source.measure(self.interim.hear)
             study = matching_study(evidence.plan, question)
-            if study is not None and set(question.arms) <= set(study.arms):
+            if study and set(question.arms) <= set(study.arms):
                 return list(map(float, samples_of(question, evidence)))
         raise OptionError(
             "run.samples", f"found {metric} of {workload} at world size {world_size}, which is not measured",

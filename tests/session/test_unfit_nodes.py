@@ -107,8 +107,9 @@ def test_unfit_nodes_are_measured_left_out_or_a_reason_to_stop(
                 if how != "judge":
                     session.source.machine = Machine(cluster, PER_NODE, lacks_gpus=name == "no GPU answers")
                 begun(session)
-                for at in range(len(session.source.selected)):  # which are others once nodes were left out
-                    session.judge(session.source.selected[at - ("last" in name)])
+                cases = [*session.source.selected]  # as pytest collected them, for all nodes
+                for at in range(len(cases)):
+                    session.judge(cases[at - ("last" in name)])
                 session.source.close("finished")
                 judgement = session.conclude(interrupted=False, spoiled=())
                 session.source.release()
