@@ -169,6 +169,11 @@ SHOWN: dict[str, tuple[Step, ...]] = {
     "of a missing rank": (simulated(ALL_NODES, "missing-rank:3:0"), "rehearse"),
     "with a test of the site's own": (simulated(ALL_NODES), LINK, "rehearse -x"),
     "of a real machine": (measured, "rehearse"),
+    "of what was measured in part": (
+        simulated(thresholds_text([ALONE.format(1189.5)]), gpus=8),
+        asked(thresholds_text([ALONE.format(1189.5), COPY])),
+        "rehearse --thresholds=thresholds.yaml --ddp-allow-incomplete",
+    ),
 }
 
 
