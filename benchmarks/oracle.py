@@ -124,7 +124,7 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
         options = [f"--ddp-history={history}", *["-v"] * (kind == "verbose")]
         code, texts[f"{name}.{kind}"] = program("pytest", command + options)
     if not Path(name, "verdicts.json").exists():
-        return {"run": {"exit code": code, "said": texts[f"{name}.terminal"]}}, {}
+        return {"run": {"exit code": code, "said": masked(texts[f"{name}.terminal"])}}, {}
     has_sentences = RUNS[name].startswith(("stored", "import")) or sku == "lab-told"
     facts = judged_run(Path(name), with_sentences=has_sentences)
     facts["run"]["exit code"] = code
