@@ -115,9 +115,7 @@ def _causes(judgement: Judgement) -> tuple[Cause, ...]:
     explained = {name for cause in by_weight for name in cause.explains}
     left = [verdict for verdict in blocking if verdict.id not in explained]
     by_weight += [*_of_other_blockers(judgement), *_of_nobody(left, judgement)]
-    failed, errors = (
-        {verdict.id for verdict in blocking if verdict.outcome == outcome} for outcome in ("failed", "error")
-    )
+    failed, errors = ({v.id for v in blocking if v.outcome == outcome} for outcome in ("failed", "error"))
     # Only a run that ended and was rejected drains a node, and only for a GPU or a node that certainly failed.
     drains = judgement.outcome == "rejected" and not judgement.unfinished
 
@@ -205,11 +203,7 @@ def counts_text(judgement: Judgement) -> str:
         (count["waived"], "waived", "waived"),
         (count["allowed"], "not measured, as allowed", "not measured, as allowed"),
         (count["warned"], "only warns", "only warn"),
-        (
-            sum(blocker.kind == "test" for blocker in judgement.blockers),
-            "test failed or skipped",
-            "tests failed or skipped",
-        ),
+        (sum(b.kind == "test" for b in judgement.blockers), "test failed or skipped", "tests failed or skipped"),
         (int(is_whole), "failure: the run as a whole", ""),
         (judgement.not_selected, "not selected", "not selected"),
     )
@@ -268,9 +262,7 @@ def _of_devices(
                 by_who[culprit.identity].append((culprit, verdict))
     slow = {who for who, accusations in by_who.items() if _slowdown(accusations)}
     for verdict in blocking:
-        further = [
-            culprit for culprit in verdict.culprits if culprit.identity in slow and _would_pass(verdict, culprit)
-        ]
+        further = [c for c in verdict.culprits if c.identity in slow and _would_pass(verdict, c)]
         for culprit in (*further, *missing.get(verdict.id, ())):
             if culprit.identity in by_who:
                 by_who[culprit.identity].append((culprit, verdict))
@@ -355,14 +347,9 @@ def _of_device(accusations: _Accusations, pace: _Pace) -> Cause:
         sentence = f"{culprit_name(first)} is {first.slowdown:.2f}× slower than {whom} even without communication"
         if 0 < (first.slow_rounds or 0) < (first.rounds or 0):
             sentence += f" in {first.slow_rounds} of {first.rounds} rounds"
-    if shown := next(
-        (culprit.shown for culprit, _ in accusations if culprit.identity == first.identity and culprit.shown), None
-    ):
+    if shown := next((c.shown for c, _ in accusations if c.identity == first.identity and c.shown), None):
         sentence += f" ({say(shown)})"
-    slower = [
-        f"{culprit_name(culprit)} even {culprit.slowdown:.2f}×" if culprit.slowdown else culprit_text(culprit)
-        for culprit in others
-    ]
+    slower = [f"{culprit_name(c)} even {c.slowdown:.2f}×" if c.slowdown else culprit_text(c) for c in others]
     sentence += f", {first_few(slower, 2)}" if slower else ""
     return Cause(kind, sentence, _ids(accusations), (first, *others))
 
@@ -387,17 +374,11 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
 def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | None:
     """Whom the bounds between nodes name that the run as a whole has to meet; None if that is not why."""
     between = judgement.coverage.between_nodes if judgement.coverage is not None else ()
-    missed = [
-        verdict
-        for verdict in judgement.verdicts
-        if verdict.id in between and verdict.outcome in ("failed", "inconclusive")
-    ]
+    missed = [v for v in judgement.verdicts if v.id in between and v.outcome in ("failed", "inconclusive")]
     named = [(culprit, verdict) for verdict in missed for culprit in verdict.accused]
     if blocker.cause != "run-not-accepted" or judgement.unfinished or not named:
         return None
-    culprit, verdict = min(
-        named, key=lambda accusation: (accusation[1].outcome != "failed", not accusation[0].is_certain)
-    )
+    culprit, verdict = min(named, key=lambda pair: (pair[1].outcome != "failed", not pair[0].is_certain))
     is_missed = "a bound between nodes is missed" if verdict.outcome == "failed" else "undecided"
     sentence, kind = f"{culprit_text(culprit)} ({is_missed})", _id_of_device(culprit, verdict, _Pace(judgement))
     return Cause(kind, sentence, frozenset({blocker.name}), (culprit,))
@@ -413,9 +394,8 @@ def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]
             continue
         kind = _id_of_verdict(verdict, is_unfinished=judgement.unfinished)
         is_measured = verdict.outcome in ("failed", "inconclusive")
-        same_reason = (
-            "" if kind in ("interrupted", "environment") else _subject_of(verdict) if is_measured else verdict.reason
-        )
+        reason = _subject_of(verdict) if is_measured else verdict.reason
+        same_reason = "" if kind in ("interrupted", "environment") else reason
         others[kind, verdict.outcome if same_reason else "", same_reason].append(verdict)
     uniform_causes = [_uniform_loss(uniform, frozenset(same), judgement)] if uniform else []
     return uniform_causes + [_of_alike(kind, alike, judgement) for (kind, *_), alike in others.items()]
