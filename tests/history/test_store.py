@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,9 +33,9 @@ from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import RunOutcome
+from pytest_ddpscale.run.verdicts import Blocker, RunOutcome
 from tests.approved import assert_approved
-from tests.builders.nights import SKU, at, conclude, judged_run
+from tests.builders.nights import SKU, at, conclude, judged_run, verdict
 from tests.builders.records import gang_at
 from tests.small_disk import small_disk
 
@@ -225,6 +226,11 @@ def variants(folder: Path) -> Iterator[tuple[str, Path]]:
 
     for outcome in get_args(RunOutcome):
         yield outcome, run(outcome, driver="580.65", outcome=outcome).path
+    wrong = run("wrong-data")
+    blocker = Blocker("run", "acceptance", "wrong data", "wrong-data")
+    judgement = conclude(wrong, "rejected", at(0), verdict())
+    wrong.write_json(wrong.verdicts_json, replace(judgement, blockers=(blocker,)))
+    yield "rejected for what no requirement asks", wrong.path
     yield "in another zone", run("zone", record={"started_at": "2026-01-01T03:30:00+05:30"}).path
     one, part = run("one").path, run("resumed", outcome="incomplete").path
     yield "one", one
