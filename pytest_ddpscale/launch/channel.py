@@ -28,6 +28,7 @@ from pytest_ddpscale.node.protocol import (
     encode_order,
 )
 from pytest_ddpscale.util.masking import masked_text
+from pytest_ddpscale.util.printable import as_typed
 
 _LAST_LINES = 40
 _OWN_LINES = 500
@@ -265,7 +266,7 @@ class Channel:
         text = line.decode("utf-8", errors="replace")
         masked = masked_text(text)
         with self._lock:
-            kept = "".join(filter(str.isprintable, masked[:_MOST_CHARACTERS].expandtabs(8))).rstrip()
+            kept = as_typed(masked[:_MOST_CHARACTERS])
             self._lines.append(kept)
             carrier.lines.append(kept)
             if self._voices and masked.startswith(self._voices):

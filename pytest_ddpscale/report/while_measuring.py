@@ -20,6 +20,7 @@ from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util import document
 from pytest_ddpscale.util.document import Line, Table, bullets
 from pytest_ddpscale.util.listing import alike, count_text
+from pytest_ddpscale.util.printable import as_typed
 
 REFRESH_S = 5
 _ENDED = {"budget": "time limit reached after ", "decided": "decided after "}
@@ -134,7 +135,7 @@ class Progress:
         self._say(f"[ {how_far} ] {self.doing}" if how_far else self.doing, passing=True)
 
     def _say(self, line: str, *, passing: bool = False) -> None:
-        line = "".join(filter(str.isprintable, line))
+        line = as_typed(line)
         if line != self._last:
             self._last = line
             if not passing:
@@ -185,7 +186,7 @@ class Progress:
         return f"{self._done:2d} %  {range_text(*left_s)} left"
 
     def section(self, written_at: str) -> list[document.Block]:
-        """What fills the hole of the page, with the date and time of writing."""
+        """What stands above the headline of the page, with the date and time of writing."""
         how_far = self.how_far()
         done = (how_far.replace("%  ", "% done, "), " ") if how_far else ()
         written = (

@@ -24,9 +24,14 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def as_typed(line: str) -> str:
+    """A line without control characters, with its columns kept."""
+    return "".join(filter(str.isprintable, line.expandtabs(8))).rstrip()
+
+
 def several_lines(text: str) -> str:
     """Text without control characters, with its lines and columns kept."""
-    return "\n".join("".join(filter(str.isprintable, line.expandtabs(8))).rstrip() for line in text.splitlines())
+    return "\n".join(map(as_typed, text.splitlines()))
 
 
 def shell_line(words: Iterable[str]) -> str:
