@@ -12,17 +12,24 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.calibrate.calibrate_command import add_calibrate
 from pytest_ddpscale.compare.compare_command import add_compare
-from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError
+from pytest_ddpscale.compare.history_command import add_history
+from pytest_ddpscale.errors import BadInput, GangError, OptionError
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.suites.registry import add_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
-from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, adder, commands_of, parsed
-from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.command_parser import (
+    USER_ERROR,
+    CommandParser,
+    Commands,
+    adder,
+    commands_of,
+    each_run,
+    parsed,
+)
 from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import THRESHOLDS, usual_thresholds
 
@@ -89,10 +96,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USER_ERROR
 
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
-
 def parser_of_commands() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser: argparse.ArgumentParser = CommandParser(prog="ddpscale", description="Companion of `pytest --gpu-sku=SKU`.")
@@ -125,17 +128,7 @@ def parser_of_commands() -> argparse.ArgumentParser:
     adder(command)("--format", None, str, "", "text", choices=("text", "tsv"))
     add = adder(_command(commands, "explain", _explain, "what a cause of a report is, and what to do about it"))
     add("cause", "ID", str, "as reports name it, such as slow-gpu")
-    what, variable = "show what nodes reached in earlier runs, and whether they still do", OPTIONS["history"].variable
-    command = _command(commands, "history", _history, what)
-    add, either = adder(command), adder(command.add_mutually_exclusive_group())
-    either("node", "NODE", str, "default: a line for every node", nargs="?")
-    usual = f"; default: ${variable}, else ddpscale-runs/history.sqlite here"
-    file = f"history file, one per cluster since nodes are known by name{usual}"
-    add("--history", "FILE", Path, file, os.environ.get(variable) or None)
-    add("--gpu-sku", "SKU", str, "canonical name, as the history lists it; default: all")
-    add("--format", None, str, "", "text", choices=("text", "json"))
-    either("--add", "RUN_DIR", Path, "add judged runs, each once; print what was added", nargs="+")
-    either("--forget", "NODE", str, "remove what a node reached: its next runs become a new baseline")
+    add_history(commands)
     add_calibrate(commands)
     add_compare(commands)
     _later(commands, "simulate", "simulate.simulate_command",
@@ -256,7 +249,7 @@ def _culprits(arguments: argparse.Namespace) -> int:
     findings: list[HostFinding] = []
     if arguments.rehearse and arguments.format == "text":
         print(f"Rehearsal. {WATERMARK}.")
-    code = _each(
+    code = each_run(
         arguments.directories, lambda directory: findings.extend(read_findings(directory, rehearses=arguments.rehearse))
     )
     for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(findings)):
@@ -274,45 +267,6 @@ def _explain(arguments: argparse.Namespace) -> None:
     kind = CAUSES[name]
     print(f"{name}, severity {kind.severity} of 6, {kind.category}: {kind.action}.")
     print(textwrap.fill(kind.paragraph, _columns(), break_long_words=False, break_on_hyphens=False))
-
-
-def _each(directories: Sequence[Path], take: Callable[[Path], object]) -> int:
-    """Apply `take` to each run directory, so that one bad run does not hide the others. Returns the exit code."""
-    code = 0
-    for directory in directories:
-        try:
-            take(directory)
-        except HistoryError:
-            raise
-        except BadInput as error:
-            print(f"ddpscale: {error}", file=sys.stderr)
-            code = USER_ERROR
-    return code
-
-
-def _history(arguments: argparse.Namespace) -> int:
-    from pytest_ddpscale.history.regression import read_histories
-    from pytest_ddpscale.history.store import DEFAULT_HISTORY, add_run, forget
-    from pytest_ddpscale.report.listings import json_text, node_lines, overview_lines
-
-    file, node, sku, gone = arguments.history or DEFAULT_HISTORY, arguments.node, arguments.gpu_sku, arguments.forget
-    if arguments.add:
-        if sku is not None:
-            raise OptionError("--add", f"found --gpu-sku={sku} beside it", "run directories only")
-        words = {"added": "added", "replaced": "replaced the earlier version", "known": "already in the history"}
-        return _each(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}"))
-    if gone is not None:
-        print(f"{gone}: {count_text(forget(file, gone, sku), 'run')} forgotten")
-        return 0
-    nodes = read_histories(file, sku, node)
-    if arguments.format == "json":
-        print(json_text(nodes))
-    elif node is None:
-        print(*overview_lines(nodes), sep="\n")
-    else:
-        for one in nodes:
-            print(*node_lines(one), "", sep="\n")
-    return 0
 
 
 if __name__ == "__main__":  # where the command is not on PATH

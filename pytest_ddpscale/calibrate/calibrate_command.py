@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import read_value, share_between
+from pytest_ddpscale.util.command_parser import Commands
 from pytest_ddpscale.util.packaged import usual_thresholds
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _LARGEST_RATE = 0.2
 _LEAST_SHARE = 1e-6

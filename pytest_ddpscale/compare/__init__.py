@@ -1,1 +1,1 @@
-"""Comparison of two runs. Pure except for reading files."""
+"""Comparison of two runs, and what nodes reached in earlier ones. Pure except for reading files."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import OPTIONS, confidence_level, read_value, share_between
+from pytest_ddpscale.util.command_parser import Commands
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.printable import one_line
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 class Comparison(Protocol):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_ddpscale.util.command_parser import CommandParser
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+from pytest_ddpscale.util.command_parser import CommandParser, Commands
 
 TUNE = "tune"  # a command of its own, not below `suite`
 # By name: the module that has its class, and the command's help.

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError, SkuError, ThresholdsError
+from pytest_ddpscale.util.command_parser import Commands
 from pytest_ddpscale.util.packaged import SCHEMA, SITE_FOLDERS, THRESHOLDS, packaged, usual_thresholds
 
 if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.loading import ThresholdsFile
     from pytest_ddpscale.util.document import Block
-
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add_init(commands: Commands) -> None:

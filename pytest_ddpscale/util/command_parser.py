@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
 
+from pytest_ddpscale.errors import BadInput, HistoryError
 from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.util.nearest import did_you_mean
 
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # to which a command is added
 USER_ERROR = 4  # as pytest's exit code for a usage error
 
 
@@ -94,3 +98,17 @@ def commands_of(parser: argparse.ArgumentParser, words: str = "") -> Iterator[tu
         if isinstance(group, argparse._SubParsersAction):
             for name, command in group.choices.items():
                 yield from commands_of(command, f"{words} {name}".strip())
+
+
+def each_run(directories: Sequence[Path], take: Callable[[Path], object]) -> int:
+    """Apply `take` to each run directory, so that one bad run does not hide the others. Returns the exit code."""
+    code = 0
+    for directory in directories:
+        try:
+            take(directory)
+        except HistoryError:
+            raise
+        except BadInput as error:
+            print(f"ddpscale: {error}", file=sys.stderr)
+            code = USER_ERROR
+    return code
