@@ -23,7 +23,6 @@ from pytest_ddpscale.plugin.items import (
     lift_time_limit,
     marked_metrics,
     nothing_runs,
-    refuse_marks,
     refuse_options,
     session_of,
     source_of,
@@ -104,14 +103,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Keep the file name in ids of packaged tests, so they can be pasted; pytest drops it outside of its root."""
-    if (
-        not _was_asked(parent.config)
-        or module_path.parent != packaged(ACCEPTANCE)
-        or module_path.is_relative_to(parent.config.rootpath)
-    ):
+    """Have ids of packaged tests begin with ``acceptance/`` anywhere, so they can be pasted; pytest drops the file's
+    name outside of its root."""
+    if module_path.parent != packaged(ACCEPTANCE):
         return None
-    module: pytest.Module = pytest.Module.from_parent(parent, path=module_path, nodeid=module_path.name)
+    module: pytest.Module = pytest.Module.from_parent(
+        parent, path=module_path, nodeid=f"{ACCEPTANCE}/{module_path.name}"
+    )
     return module
 
 
@@ -163,7 +161,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(_NOTHING_ASKED)  # a green run would have measured nothing
         return
     source = source_of(config)
-    refuse_marks(config, session.items)
     with usage_errors():
         source.select(cases)
         if not nothing_runs(config):
@@ -292,8 +289,9 @@ def _default_to_acceptance_tests(config: pytest.Config) -> None:
 
     A node id printed by pytest, ``test_scaling.py::…``, is found from any directory.
     """
-    invocation_dir = Path(config.invocation_params.dir)
-    tests = invocation_dir / ACCEPTANCE if (invocation_dir / ACCEPTANCE).is_dir() else packaged(ACCEPTANCE)
+    invocation_dir = config.invocation_params.dir
+    if not (tests := invocation_dir / ACCEPTANCE).is_dir():
+        tests = packaged(ACCEPTANCE)
     if config.args_source == pytest.Config.ArgsSource.INVOCATION_DIR:
         config.args[:] = [str(tests)]
     elif config.args_source == pytest.Config.ArgsSource.ARGS and not config.option.pyargs:

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,11 +67,10 @@ def source_of(config: pytest.Config) -> EvidenceSource:
         from pytest_ddpscale.session.open import Site
 
         refuse_options(config)
-        invocation_dir = Path(config.invocation_params.dir)
         invocation = tuple(sys.argv), nothing_runs(config), rerun_options(config), rerun_paths(config)
         with usage_errors():
             refuse_unread_variables(os.environ)
-            state.source = find_source(Site(state.settings, config.rootpath, invocation_dir, *invocation))
+            state.source = find_source(Site(state.settings, config.rootpath, config.invocation_params.dir, *invocation))
     return state.source
 
 
@@ -168,16 +166,6 @@ def refuse_options(config: pytest.Config) -> None:
             "python -O with --assert=plain drops asserts, so no own test could fail. "
             "Run without -O, or without --assert=plain."
         )
-
-
-def refuse_marks(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse pytest-forked for single tests that measure, too. Raises pytest.UsageError."""
-    for item in items if config.pluginmanager.hasplugin("pytest_forked") else ():
-        if may_measure(item) and item.get_closest_marker("forked"):
-            raise pytest.UsageError(
-                f"pytest-forked is asked for by the mark 'forked' of {item.nodeid}; expected one pytest process, "
-                "as each would measure anew. Run without that mark."
-            )
 
 
 def lift_time_limit(item: pytest.Item) -> None:
