@@ -44,7 +44,7 @@ def gpm_of(gpu: Any) -> Any:
     n.nvmlGpmMetricsGet(get)
     n.nvmlGpmSampleFree(get.sample1)
     n.nvmlGpmSampleFree(get.sample2)
-    return [m.value if m.nvmlReturn == 0 else f"error {m.nvmlReturn}" for m in get.metrics[:2]]
+    return [round(m.value, 1) if m.nvmlReturn == 0 else f"error {m.nvmlReturn}" for m in get.metrics[:2]]
 
 
 def links_of(gpu: Any) -> list[Any]:
