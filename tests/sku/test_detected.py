@@ -9,6 +9,8 @@ PCI device ids and GiB; words of what is said: of silent GPUs, of why there is n
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,9 @@ def _model(text: str, failures: dict[str, int]) -> PlayedGpu:
 def test_no_gpus_without_the_library(machine: PlayedMachine) -> None:
     # An empty file of the library's name is found first and cannot be loaded, whatever driver this machine has.
     (machine.file.parent / "libnvidia-ml.so.1").touch()
-    said = machine.run_python(LOOK, json.dumps([("", "unset")]), LD_LIBRARY_PATH=str(machine.file.parent))
+    program = [sys.executable, "-c", LOOK, json.dumps([("", "unset")])]
+    environ = machine.environment(LD_LIBRARY_PATH=str(machine.file.parent))
+    said = subprocess.check_output(program, env=environ, text=True, timeout=60)
     assert json.loads(said)[0] == "none"
 
 
