@@ -18,7 +18,7 @@ from tests.forks.start import python
 
 ONE = "test_scaling.py::test_throughput_per_gpu[shuffle96-fp32-2rank]"
 PROGRAMS = {
-    "pytest": partial(forked, "pytest", "-p", "no:cacheprovider", "-p", "tests.plugin.quick"),
+    "pytest": partial(forked, "pytest", "-pno:cacheprovider", "-ptests.plugin.quick"),
     "ddpscale": partial(python, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"),
 }
 # Of those that pytest makes for itself or a terminal has, nothing may leak in.
