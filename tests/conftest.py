@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 import sys
 
 import pytest
 from hypothesis import settings
+
+from pytest_ddpscale.thresholds import loading
+from pytest_ddpscale.thresholds.validating import read_layer
+from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 # Without byte code each process that a test starts compiles the whole package anew, which takes a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -22,6 +27,13 @@ atexit.register(gc.unfreeze)
 # Examples are compared by what they compute, not by how long a busy machine takes over them; each run tries others.
 settings.register_profile("ddpscale", deadline=None, max_examples=40)
 settings.load_profile("ddpscale")
+
+# Hundreds of commands read and compile the packaged thresholds, which takes a third of a second.
+_packaged = functools.cache(read_layer)
+vars(loading).update(
+    read_layer=lambda path, *by: _packaged(path) if path == packaged(THRESHOLDS) else read_layer(path, *by),
+    _compiled=functools.lru_cache(8)(loading._compiled),
+)
 
 pytest_plugins = ["pytester", "tests.slurm_lab.fixtures", "tests.side_by_side", "tests.lab_mark"]
 

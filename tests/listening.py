@@ -63,7 +63,7 @@ def main() -> int:
     process = subprocess.Popen(sys.argv[2:])
     while process.poll() is None:
         found |= addresses_listened_on()
-        time.sleep(0.05)  # what listens does so for as long as ranks work
+        time.sleep(0.3)  # what listens does so for as long as ranks work
     Path(sys.argv[1]).write_text("".join(f"{address}\n" for address in sorted(found)))
     return process.returncode
 

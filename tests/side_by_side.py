@@ -31,8 +31,8 @@ LANES = {
     "tests/integration/test_cpu_run": "scripts",
     "tests/integration/": "ranks",
     "tests/nccl_rules/test_gangs": "ranks",
-    "tests/suites/": "ranks",
-    "tests/worker/": "ranks",
+    "tests/suites/": "worker",
+    "tests/worker/": "worker",
 }
 
 # Folders that stay together: each worker with a part of one would import what all of its forks have, for seconds.

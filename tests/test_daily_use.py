@@ -1,19 +1,25 @@
-"""What a person types on an ordinary day, in an empty directory and in a site's: exit code, and what is said."""
+"""What a person types on an ordinary day, in an empty directory and in a site's: exit code, and what is said.
+
+The programs are forks; integration/test_installed_wheel.py starts interpreters.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.forks.start import command as forked
+from tests.forks.start import python
+
 ONE = "test_scaling.py::test_throughput_per_gpu[shuffle96-fp32-2rank]"
 PROGRAMS = {
-    "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
-    "ddpscale": [sys.executable, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"],
+    "pytest": partial(forked, "pytest", "-pno:cacheprovider", "-ptests.plugin.quick"),
+    "ddpscale": partial(python, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"),
 }
 # Of those that pytest makes for itself or a terminal has, nothing may leak in.
 KEPT = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "DDPSCALE", "COLUMNS"))}
@@ -23,7 +29,7 @@ def typed(command: str, where: Path, **environment: str) -> tuple[int, str]:
     """Exit code, and both outputs of a command whose output goes into a pipe."""
     program, *arguments = shlex.split(command)
     done = subprocess.run(
-        [*PROGRAMS[program], *arguments], cwd=where, env={**KEPT, **environment}, timeout=120, check=False,
+        PROGRAMS[program](*arguments), cwd=where, env={**KEPT, **environment}, timeout=120, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     return done.returncode, done.stdout

@@ -162,10 +162,11 @@ def relative_logs(times_s: FloatArray) -> FloatArray:
 
 def median_over_rounds(values: FloatArray) -> FloatArray:
     """Median of each column without NaN; NaN for empty columns. A few times faster than `numpy.nanmedian`."""
-    count = (~np.isnan(values)).sum(axis=0)
-    ordered = np.sort(np.pad(values, ((0, 1), (0, 0)), constant_values=np.nan), axis=0)
-    middle = np.stack([np.maximum(count - 1, 0) // 2, count // 2])
-    return np.asarray(np.take_along_axis(ordered, middle, axis=0).mean(axis=0))
+    if not len(values):
+        return np.full(values.shape[1], np.nan)
+    count, ordered, columns = (~np.isnan(values)).sum(axis=0), np.sort(values, axis=0), np.arange(values.shape[1])
+    middle: FloatArray = ordered[np.maximum(count - 1, 0) // 2, columns] + ordered[count // 2, columns]
+    return middle / 2
 
 
 class Slow(NamedTuple):

@@ -25,7 +25,7 @@ _OF_A_TYPE = "_type"
 MOST_PROBLEMS = 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
     """One file, valid by itself.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ fidelity = benchmark("fidelity")
 POPEN = subprocess.Popen
 
 
-def forked(program: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """torchrun, from a fork."""
-    interpreter, flag, module, *arguments = program
-    assert (interpreter, flag) == (sys.executable, "-m")
-    return POPEN(command(module, *arguments), **options)
+def forked(ranks: str, program: list[str], env: dict[str, str], **options: Any) -> Any:
+    """torchrun, from a fork, whose ranks are forks."""
+    _, _, module, *arguments = program
+    return POPEN(command(module, *arguments), env=env | {"PYTHON_EXEC": ranks}, **options)
 
 
 def test_one_rank_on_a_cpu_times_both_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +30,7 @@ def test_one_rank_on_a_cpu_times_both_loops(tmp_path: Path, monkeypatch: pytest.
     options = ["--device=cpu", "--ranks=1", "--rounds=2", "--launches=1", "--block-steps=1", "--image-size=32",
                "--model=shufflenet_v2_x0_5"]  # fmt: skip
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHON_EXEC", python_exec(tmp_path))  # read by torchrun
-    monkeypatch.setattr(fidelity.subprocess, "Popen", forked)
+    monkeypatch.setattr(fidelity.subprocess, "Popen", partial(forked, python_exec(tmp_path)))
     monkeypatch.setattr(sys, "argv", ["fidelity.py", *options, "--batch-size=2", f"--json={result}"])
     assert fidelity.main() == 0
     [agreement] = json.loads(result.read_text(encoding="utf-8"))["agreements"]

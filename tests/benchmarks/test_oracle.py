@@ -6,13 +6,13 @@ import base64
 import json
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.benchmarks import BENCHMARKS, benchmark
+from tests.forks.start import python
 
 RUN, ID = "recorded-rtx-lost-gpu", "node_check[pcie]"
 VERDICT = {"outcome": "passed", "value": 1.0, "flags": ["undecided"]}
@@ -26,7 +26,7 @@ def test_it_reports_a_tampered_expectation_and_nothing_else(tmp_path: Path) -> N
     lines[number] = lines[number].replace('"failed"', '"passed"')
     (tmp_path / "facts").mkdir()
     (tmp_path / "facts" / f"{RUN}.jsonl").write_text("".join(lines), encoding="utf-8")
-    command = [sys.executable, str(BENCHMARKS / "oracle.py"), "--check", "--only", f"{RUN}*", "--data", str(tmp_path)]
+    command = python(BENCHMARKS / "oracle.py", "--check", "--only", f"{RUN}*", "--data", tmp_path)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     first, last = done.stdout.splitlines()
     assert (done.returncode, first) == (1, f"{RUN} {ID}: outcome: passed → failed")

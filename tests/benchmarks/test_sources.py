@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks import BENCHMARKS, benchmark
+from tests.forks.start import python
 
 THRESHOLDS = BENCHMARKS.parent / "thresholds.yaml"
 OURS = """
@@ -75,7 +75,7 @@ def change(file: Path, old: str, new: str) -> None:
 
 def checked(*arguments: str | Path) -> tuple[int, list[str], list[str]]:
     """Exit code, lines before the problems, and the problems."""
-    command = [sys.executable, BENCHMARKS / "sources.py", *arguments]
+    command = python(BENCHMARKS / "sources.py", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert not done.stderr
     lines = done.stdout.splitlines()

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.launch import environment
 from pytest_ddpscale.launch import launcher as known
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
@@ -68,6 +67,6 @@ def forking_here() -> Iterator[None]:
         for name, value in forking().items():
             patch.setenv(name, value)
         register(patch)
-        patch.setattr(environment, "launch_here", lambda device_type: forked_here())
+        patch.setattr("pytest_ddpscale.find_batch.find_max_batch.launch_here", lambda device_type: forked_here())
         patch.setitem(PACES, "cpu", replace(PACES["cpu"], warmup_s=0.1))
         yield

@@ -28,7 +28,7 @@ def main() -> None:
     assert unbuffered == "-u"
     sys.argv = [file, *arguments]
     if file == "-c":
-        exec(arguments[0], {"__name__": "__main__"})
+        exec(sys.argv.pop(1), {"__name__": "__main__"})
         atexit._run_exitfuncs()  # forks end without
         return
     sys.path.insert(0, str(Path(file).parent))

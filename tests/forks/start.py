@@ -29,6 +29,11 @@ def command(module: str, *arguments: str, preload: str = "") -> list[str]:
     return command_at(address(preload), module, *arguments)
 
 
+def python(*arguments: str | Path) -> list[str]:
+    """``python FILE ARGUMENTS`` or ``python -c CODE ARGUMENTS``, from a fork."""
+    return command("tests.forks.script", "-u", *map(str, arguments))
+
+
 def command_at(address: str, module: str, *arguments: str) -> list[str]:
     """As `command`, of the server at an address."""
     return [sys.executable, "-I", "-S", str(_CLIENT), address, module, *arguments]

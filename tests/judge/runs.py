@@ -47,6 +47,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -390,11 +391,13 @@ def _changed(one: Measurement, change: Change) -> Measurement:
     return replace(one, **{change.what: change.of(getattr(one, change.what), one.round)})
 
 
+@cache
 def _is_one(who: str, rank: int, names: tuple[str, ...]) -> bool:
     """Whether a rank is one of `3-5`, or has all the names of `n1.ddp@2`."""
     return all(part in names or (part[0].isdigit() and _is_in(part, rank)) for part in who.split("."))
 
 
+@cache
 def _is_in(span: str, number: int) -> bool:
     """Whether a number is one of `3,5-7,9-`, or of each third for `%3`."""
     if span.startswith("%"):

@@ -7,13 +7,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.forks.start import python
 from tests.nvml_stand_in.gpus import (
     ANY_FUNCTION,
     COMPUTE_MODE_DEFAULT,
@@ -149,7 +149,7 @@ class PlayedMachine:
         }
 
     def run_python(self, program: str, *arguments: str, **environ: str) -> str:
-        """Run Python code on the machine.
+        """Run Python code on the machine, in a fork.
 
         Returns:
             What it printed.
@@ -158,7 +158,7 @@ class PlayedMachine:
             AssertionError: it failed; with what it wrote to stderr.
         """
         done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], env=self.environment(**environ),
+            python("-c", program, *arguments), env=self.environment(**environ),
             capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
