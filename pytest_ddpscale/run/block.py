@@ -171,8 +171,7 @@ class Block(Line, eq=False, kw_only=True, tag="timed"):
         else:
             values = getattr(self, name) if name in _COLUMNS else self.readings.get(name)
             array = np.asarray(values, _COLUMNS.get(name, "f8"))
-        # As `numpy.broadcast_to`, which takes ten times as long.
-        return array if array.size > 1 else np.ndarray(len(self.ranks), array.dtype, array, strides=(0,))
+        return np.broadcast_to(array, len(self.ranks))
 
     @property
     def per_second(self) -> FloatArray:
