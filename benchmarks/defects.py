@@ -114,6 +114,7 @@ def first_failure(tree: Path, arguments: Sequence[str]) -> str:
     # PYTHONPATH goes before what is installed, in every process that tests start.
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile the package anew
+    environment.pop("TESTS_FORK_SERVER", None)  # whose forks have the package of this checkout
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *arguments]
     ended = run(command, tree, tree.with_name("said"), environment, LIMIT_S)
     if ended.code in (0, 5):  # 5: nothing was chosen
