@@ -1,4 +1,4 @@
-"""``python -m tests.forks.server ADDRESS [light]``: runs each program that `client` asks for in a fork of this process.
+"""``python -m tests.forks.server ADDRESS [light|bare]``: runs what `client` asks for in forks of this process.
 
 A guard, a fork as well, waits for each program: it passes signals on, tells its exit code, and kills it when its client
 is gone. All of them end with this process, and it with the one that started it.
@@ -26,8 +26,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import pytest_ddpscale
-
 PRELOADED = (
     "torch", "torchvision", "torch.distributed", "torch.nn.parallel", "numpy", "pytest", "pdb",
     "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg",
@@ -35,9 +33,13 @@ PRELOADED = (
     "tests.builders.sessions",  # reads thresholds, before which their models are incomplete
 )  # fmt: skip
 # And all of the package but for what pytest imports itself, for the sake of its assertions; the light server does
-# without what imports torch.
-PACKAGE = Path(pytest_ddpscale.__file__).parent
-_WITH_TORCH = ("torch", "pytest_ddpscale.worker", "pytest_ddpscale.datasets", "tests.builders.trained")
+# without what imports torch, the bare one without all of this checkout, so that its programs import another one.
+PACKAGE = Path(__file__).parents[2] / "pytest_ddpscale"
+_OURS = ("tests", "pytest_ddpscale")
+_LEFT_OUT = {
+    "light": ("torch", "pytest_ddpscale.worker", "pytest_ddpscale.datasets", "tests.builders.trained"),
+    "bare": _OURS,
+}
 
 _LIBRARIES = "LD_LIBRARY_PATH"
 _LIBRARY_PATHS = os.environ.get(_LIBRARIES, "").split(os.pathsep)
@@ -61,18 +63,21 @@ class Order:
 def main() -> None:
     """Serve for ever."""
     gc.disable()
-    is_light = "light" in sys.argv[2:]
+    _, address, *kind = sys.argv
+    left_out = _LEFT_OUT[kind[0]] if kind else ()
     files = [path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")]
     ours = [".".join(path.parts) for path in files if not set(path.parts) & {"plugin", "__main__", "__init__"}]
     for name in (*PRELOADED, *ours):
-        if not (is_light and name.startswith(_WITH_TORCH)):
+        if not name.startswith(left_out):
             importlib.import_module(name)
+    for name in [name for name in sys.modules if left_out == _OURS and name.startswith(_OURS)]:
+        del sys.modules[name]
     inspect.getmodule(main.__code__, "no file")  # where all modules come from, which a traceback asks for
     gc.freeze()  # or the first look for garbage in each fork would copy all pages
     gc.enable()
     signal.signal(signal.SIGCHLD, _reap)
     server = socket.socket(socket.AF_UNIX)
-    server.bind(sys.argv[1])
+    server.bind(address)
     server.listen(64)
     print("ready", flush=True)
     while True:
