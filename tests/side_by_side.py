@@ -24,7 +24,6 @@ LANES = {
     "tests/integration/test_slurm_scripts": "scripts",
     "tests/integration/test_slurm": "slurm",
     "tests/slurm_lab/test_lab": "scripts",
-    "tests/benchmarks/test_versions": "slurm",
     "tests/benchmarks/test_fidelity": "ranks",
     "tests/integration/test_ssh": "scripts",
     "tests/integration/test_installed_wheel": "scripts",
