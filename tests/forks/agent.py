@@ -1,4 +1,7 @@
-"""``python -m tests.forks.agent ADDRESS OPTION...``: a node's agent whose ranks a fork server starts."""
+"""``python -m tests.forks.agent ADDRESS OPTION...``: a node's agent whose ranks a fork server starts.
+
+Where `site_of_agents` is on PYTHONPATH, so are the ranks of ``python -m pytest_ddpscale.node``.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,21 @@ import sys
 from pathlib import Path
 
 from pytest_ddpscale.node import agent
-from pytest_ddpscale.node.__main__ import main
-from tests.forks.start import command_at
+from tests.forks.start import address, command_at
+
+SITE = """\
+import sys
+if sys.orig_argv[1:3] == ["-m", "pytest_ddpscale.node"]:
+    from tests.forks.agent import forked_ranks
+    forked_ranks({address!r})
+"""
+
+
+def site_of_agents(folder: Path, preload: str = "") -> Path:
+    """Make a folder for PYTHONPATH. For `preload` see `address`."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SITE.format(address=address(preload)), encoding="utf-8")
+    return folder
 
 
 def forked_ranks(address: str) -> None:
@@ -20,5 +36,7 @@ def forked_ranks(address: str) -> None:
 
 
 if __name__ == "__main__":
+    from pytest_ddpscale.node.__main__ import main
+
     forked_ranks(sys.argv.pop(1))
     sys.exit(main())

@@ -1,7 +1,8 @@
 """``python -m tests.forks.server ADDRESS [light|bare]``: runs what `client` asks for in forks of this process.
 
 A guard, a fork as well, waits for each program: it passes signals on, tells its exit code, and kills it when its client
-is gone. All of them end with this process, and it with the one that started it.
+is gone. All of them end with this process, and it with the one that started it. A program is where its client is, also
+on a node of the Slurm lab, whose namespaces and CPU quota it has.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Callable
@@ -25,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+
+from tests.slurm_lab.cgroup import cpu_controller
 
 PRELOADED = (
     "torch", "torchvision", "torch.distributed", "torch.nn.parallel", "numpy", "pytest", "pdb",
@@ -95,7 +99,7 @@ def fork(work: Callable[[], object]) -> int:
     code = 1
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() == parent:
+        if os.getppid() in (parent, 0):  # 0: in another process namespace
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             work()
             code = 0
@@ -145,6 +149,7 @@ def _guard(connection: socket.socket, server: socket.socket) -> None:
     while len(said) < left:
         said += connection.recv(left - len(said))
     order = Order(**json.loads(said))
+    _go_where(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
     pid = fork(lambda: _program(order, connection, streams))
     for descriptor in streams:
         os.close(descriptor)
@@ -164,6 +169,22 @@ def _guard(connection: socket.socket, server: socket.socket) -> None:
         if not signals:
             os.waitpid(pid, 0)
             return
+
+
+def _go_where(pid: int) -> None:
+    """Into the namespaces of a process, as far as they are others, and its cgroup; forks will be there."""
+    here, there = Path("/proc/self"), Path(f"/proc/{pid}")
+    others = [f"ns/{one}" for one in ("net", "uts", "mnt", "pid")]
+    others = [one for one in others if (here / one).readlink() != (there / one).readlink()]
+    if "ns/pid" in others:
+        cgroups = dict(line.split(":")[1:] for line in (there / "cgroup").read_text(encoding="ascii").splitlines())
+        quota = next(Path(path).name for names, path in cgroups.items() if "cpu" in names.split(","))
+        if (controller := cpu_controller()) and (controller / quota).is_dir():
+            (controller / quota / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+    descriptors = [os.open(there / one, os.O_RDONLY) for one in others]
+    for descriptor in descriptors:
+        assert ctypes.CDLL(None).setns(descriptor, 0) == 0
+        os.close(descriptor)
 
 
 def _program(order: Order, connection: socket.socket, streams: list[int]) -> None:
