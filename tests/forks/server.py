@@ -13,6 +13,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import runpy
 import select
 import signal
@@ -45,6 +46,7 @@ _LEFT_OUT = {
     "bare": _OURS,
 }
 
+_NAMESPACES = 0x64020000  # CLONE_NEWNET, _NEWPID, _NEWUTS and _NEWNS
 _LIBRARIES = "LD_LIBRARY_PATH"
 _LIBRARY_PATHS = os.environ.get(_LIBRARIES, "").split(os.pathsep)
 
@@ -172,19 +174,11 @@ def _guard(connection: socket.socket, server: socket.socket) -> None:
 
 
 def _go_where(pid: int) -> None:
-    """Into the namespaces of a process, as far as they are others, and its cgroup; forks will be there."""
-    here, there = Path("/proc/self"), Path(f"/proc/{pid}")
-    others = [f"ns/{one}" for one in ("net", "uts", "mnt", "pid")]
-    others = [one for one in others if (here / one).readlink() != (there / one).readlink()]
-    if "ns/pid" in others:
-        cgroups = dict(line.split(":")[1:] for line in (there / "cgroup").read_text(encoding="ascii").splitlines())
-        quota = next(Path(path).name for names, path in cgroups.items() if "cpu" in names.split(","))
-        if (controller := cpu_controller()) and (controller / quota).is_dir():
-            (controller / quota / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-    descriptors = [os.open(there / one, os.O_RDONLY) for one in others]
-    for descriptor in descriptors:
-        assert ctypes.CDLL(None).setns(descriptor, 0) == 0
-        os.close(descriptor)
+    """Into the CPU quota and the namespaces of a process, if it is on a node of the Slurm lab; forks will be there."""
+    node = re.search(r"[:,]cpu[,:].*/(lab\S+)", Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii"))
+    if node and (controller := cpu_controller()):
+        (controller / node[1] / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+        assert ctypes.CDLL(None).setns(os.pidfd_open(pid), _NAMESPACES) == 0
 
 
 def _program(order: Order, connection: socket.socket, streams: list[int]) -> None:
