@@ -27,6 +27,7 @@ from reporting import argument_parser, row, run, table
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "pytest_ddpscale"
 LIMIT_S = 1200.0
+PYTEST = (sys.executable, "-m", "pytest")
 NOT_DONE = f"not done after {LIMIT_S:g} s"
 _FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -114,7 +115,8 @@ def first_failure(tree: Path, arguments: Sequence[str]) -> str:
     # PYTHONPATH goes before what is installed, in every process that tests start.
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile the package anew
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *arguments]
+    environment.pop("TESTS_FORK_SERVER", None)  # whose forks have the package of this checkout
+    command = [*PYTEST, "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *arguments]
     ended = run(command, tree, tree.with_name("said"), environment, LIMIT_S)
     if ended.code in (0, 5):  # 5: nothing was chosen
         return ""

@@ -27,7 +27,7 @@ from pathlib import Path
 from reporting import argument_parser, row, run, table
 
 ROOT = Path(__file__).resolve().parents[1]
-LOWEST, MINORS = "lowest", [f"3.{minor}" for minor in range(10, 15)]
+LOWEST, LOWEST_TORCH, MINORS = "lowest", " | 2.9.0 | ", [f"3.{minor}" for minor in range(10, 15)]
 OWN, PYTHON = f"3.{sys.version_info.minor}", "environment/bin/python"
 STORED_RUN = "recorded-a100-slow-gpu"
 LIMIT_S = 600
@@ -132,7 +132,8 @@ def install(wheel: Path | None, folder: Path) -> str:
             if not error.excuse or number == len(minors):
                 raise
     checked(*uv, "pip", "install", "--python", folder / PYTHON, *what, folder=folder)
-    return checked(folder / PYTHON, "-c", ASK_VERSIONS, *packages, folder=folder).strip()
+    torch = LOWEST_TORCH if wheel and asked == LOWEST else ""
+    return checked(folder / PYTHON, "-c", ASK_VERSIONS, *packages, folder=folder, says=torch).strip()
 
 
 def try_steps(wheel: Path | None, folder: Path) -> dict[str, str]:

@@ -77,8 +77,12 @@ def test_without_the_right_to_install_nothing_is_tried(machine: Machine) -> None
 
 
 @pytest.mark.parametrize(
-    "failing", ["", "pytest", "ruff", "mypy", "python benchmarks/versions.py", "python -m mkdocs", "pytest --gpu-sku"]
-)
+    "failing",
+    [
+        "", "pytest", "ruff", "mypy", "python benchmarks/versions.py", "python benchmarks/plugins.py --only",
+        "python -m mkdocs", "pytest --gpu-sku",
+    ],
+)  # fmt: skip
 def test_all_that_checks_is_run_and_each_can_fail_it(machine: Machine, failing: str) -> None:
     machine.with_apt(uid=1000)
     result = machine.run(failing)
@@ -86,7 +90,7 @@ def test_all_that_checks_is_run_and_each_can_fail_it(machine: Machine, failing: 
     lines = result.stdout.splitlines()
     assert {"pip install -e .[test]", "pytest tests -n 4", "ruff check ."} <= set(lines)
     if failing not in {"", "python -m mkdocs", "pytest --gpu-sku"}:
-        assert "python benchmarks/versions.py" in lines
+        assert {"python benchmarks/versions.py", "python benchmarks/versions.py --whole lowest"} <= set(lines)
         assert result.stderr.splitlines()[-1].startswith("tests: exit code ")
     if not failing:
         assert {"mypy ", "with Slurm: pytest tests -m lab -n 4"} <= set(lines)

@@ -1,19 +1,16 @@
-"""Lowest versions that pyproject.toml allows, and other plugins, for real; what fails, or cannot be tried, is told."""
+"""What a version on which a step fails, or that cannot be tried, comes to; .ci/run tries some for real."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.benchmarks import benchmark
-from tests.slurm_lab.fixtures import skip_or_fail
 
 versions = benchmark("versions")
-FOUND = " | ".join(["3.10.13", *(f"1.{number}" for number, _ in enumerate(versions.PACKAGES))])
+FOUND = " | ".join(["3.10.13", "2.9.0", *(f"1.{number}" for number, _ in enumerate(versions.PACKAGES[1:]))])
 # What an environment of stand-ins says to a step.
 PYTHON = {
     "-c *metadata*": f"echo '{FOUND}'",
@@ -21,22 +18,6 @@ PYTHON = {
     "-m pytest*": "echo 'ACCEPTED: 3 of 3 requirements passed'",
 }
 OFFLINE = "echo 'cause: Failed to fetch: http://127.0.0.1:9/simple/pytest/'; exit 2"
-
-
-@pytest.mark.lab
-def test_the_lowest_versions_measure_and_judge_like_all_others(tmp_path: Path) -> None:
-    try:
-        wheel = versions.build(tmp_path)
-        with tempfile.TemporaryDirectory() as name:  # some 6 GB, which tmp_path would keep for three sessions
-            folder = Path(name) / versions.LOWEST
-            folder.mkdir()
-            installed, *ended = versions.try_steps(wheel, folder).values()
-    except versions.StepFailed as error:
-        if not error.excuse:
-            raise
-        skip_or_fail(f"there is no package index: {error}")
-    assert ended == ["yes"] * 3, installed
-    assert installed.split(" | ")[1] == "2.9.0"
 
 
 def script(path: Path, answers: Mapping[str, str]) -> None:
@@ -62,6 +43,10 @@ def script(path: Path, answers: Mapping[str, str]) -> None:
             ["3.10"], {}, {"*oracle.py*": "echo 'outcome: failed → passed'; exit 1"}, 1,
             f"| 3.10 | {FOUND} | yes | FAILED |", "outcome: failed → passed",
         ),
+        (
+            ["--whole", "lowest"], {}, {"-c *metadata*": "echo '3.10.13 | 2.11.0 | 1.0'"}, 1,
+            "| lowest | FAILED | – | – | – |", "lowest: Python: FAILED\n3.10.13 | 2.11.0 | 1.0\nexit code 0",
+        ),
         (["3.12"], {}, {}, 0, "| 3.12 | no such Python on PATH or among pyenv's versions | – | – |", "3.12: Python"),
         (["3.10"], {"*pip*": OFFLINE}, {}, 0, "| 3.10 | not tried, without a package index | – | – |", "Failed to"),
     ],
@@ -84,15 +69,3 @@ def test_each_step_is_tried_and_one_that_fails_is_told(
     said = capsys.readouterr().out
     assert row in said
     assert says in said
-
-
-@pytest.mark.lab
-def test_plugins_change_no_verdict_or_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """pytest-timeout stops no measurement, and pytest-forked is refused."""
-    script: Any = benchmark("plugins")
-    monkeypatch.setattr(script, "RUNS", {"recorded-cpu": script.RUNS["recorded-cpu"]})
-    monkeypatch.setattr("sys.argv", ["plugins.py", "--only", "pytest-forked", "pytest-timeout"])
-    assert script.main() == 0, capsys.readouterr().err
-    assert capsys.readouterr().out.count("| same verdicts") == 2

@@ -1,7 +1,8 @@
-"""``python -m tests.forks.server ADDRESS [light]``: runs each program that `client` asks for in a fork of this process.
+"""``python -m tests.forks.server ADDRESS [light|bare]``: runs what `client` asks for in forks of this process.
 
 A guard, a fork as well, waits for each program: it passes signals on, tells its exit code, and kills it when its client
-is gone. All of them end with this process, and it with the one that started it.
+is gone. All of them end with this process, and it with the one that started it. A program is where its client is, also
+on a node of the Slurm lab, whose namespaces and CPU quota it has.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import importlib
 import inspect
 import json
 import os
+import re
 import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Callable
@@ -26,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import pytest_ddpscale
+from tests.slurm_lab.cgroup import cpu_controller
 
 PRELOADED = (
     "torch", "torchvision", "torch.distributed", "torch.nn.parallel", "numpy", "pytest", "pdb",
@@ -35,10 +38,15 @@ PRELOADED = (
     "tests.builders.sessions",  # reads thresholds, before which their models are incomplete
 )  # fmt: skip
 # And all of the package but for what pytest imports itself, for the sake of its assertions; the light server does
-# without what imports torch.
-PACKAGE = Path(pytest_ddpscale.__file__).parent
-_WITH_TORCH = ("torch", "pytest_ddpscale.worker", "pytest_ddpscale.datasets", "tests.builders.trained")
+# without what imports torch, the bare one without all of this checkout, so that its programs import another one.
+PACKAGE = Path(__file__).parents[2] / "pytest_ddpscale"
+_OURS = ("tests", "pytest_ddpscale")
+_LEFT_OUT = {
+    "light": ("torch", "pytest_ddpscale.worker", "pytest_ddpscale.datasets", "tests.builders.trained"),
+    "bare": _OURS,
+}
 
+_NAMESPACES = 0x64020000  # CLONE_NEWNET, _NEWPID, _NEWUTS and _NEWNS
 _LIBRARIES = "LD_LIBRARY_PATH"
 _LIBRARY_PATHS = os.environ.get(_LIBRARIES, "").split(os.pathsep)
 
@@ -61,18 +69,21 @@ class Order:
 def main() -> None:
     """Serve for ever."""
     gc.disable()
-    is_light = "light" in sys.argv[2:]
+    _, address, *kind = sys.argv
+    left_out = _LEFT_OUT[kind[0]] if kind else ()
     files = [path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")]
     ours = [".".join(path.parts) for path in files if not set(path.parts) & {"plugin", "__main__", "__init__"}]
     for name in (*PRELOADED, *ours):
-        if not (is_light and name.startswith(_WITH_TORCH)):
+        if not name.startswith(left_out):
             importlib.import_module(name)
+    for name in [name for name in sys.modules if left_out == _OURS and name.startswith(_OURS)]:
+        del sys.modules[name]
     inspect.getmodule(main.__code__, "no file")  # where all modules come from, which a traceback asks for
     gc.freeze()  # or the first look for garbage in each fork would copy all pages
     gc.enable()
     signal.signal(signal.SIGCHLD, _reap)
     server = socket.socket(socket.AF_UNIX)
-    server.bind(sys.argv[1])
+    server.bind(address)
     server.listen(64)
     print("ready", flush=True)
     while True:
@@ -90,7 +101,7 @@ def fork(work: Callable[[], object]) -> int:
     code = 1
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() == parent:
+        if os.getppid() in (parent, 0):  # 0: in another process namespace
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             work()
             code = 0
@@ -140,6 +151,7 @@ def _guard(connection: socket.socket, server: socket.socket) -> None:
     while len(said) < left:
         said += connection.recv(left - len(said))
     order = Order(**json.loads(said))
+    _go_where(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
     pid = fork(lambda: _program(order, connection, streams))
     for descriptor in streams:
         os.close(descriptor)
@@ -159,6 +171,14 @@ def _guard(connection: socket.socket, server: socket.socket) -> None:
         if not signals:
             os.waitpid(pid, 0)
             return
+
+
+def _go_where(pid: int) -> None:
+    """Into the CPU quota and the namespaces of a process, if it is on a node of the Slurm lab; forks will be there."""
+    node = re.search(r"[:,]cpu[,:].*/(lab\S+)", Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii"))
+    if node and (controller := cpu_controller()):
+        (controller / node[1] / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+        assert ctypes.CDLL(None).setns(os.pidfd_open(pid), _NAMESPACES) == 0
 
 
 def _program(order: Order, connection: socket.socket, streams: list[int]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import parse_strict_json
+from tests.forks.agent import site_of_agents
 from tests.integration.sites import HARDLY_WARM_UP
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.polling import wait_until
@@ -64,8 +65,9 @@ def thresholds_for(nodes: int, folder: Path, text: str = TRAINING) -> Path:
 
 
 def pytest_command(run_dir: Path, thresholds: Path, *arguments: str) -> list[str]:
-    """An acceptance run of the SKU ``cpu``, with this interpreter."""
-    command = [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", f"--thresholds={thresholds}"]
+    """An acceptance run of the SKU ``cpu``, with this interpreter; its ranks are forks, without torchrun."""
+    command = ["env", f"PYTHONPATH={site_of_agents(run_dir.with_name('site'))}"]
+    command += [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", f"--thresholds={thresholds}"]
     command += [f"--ddp-run-dir={run_dir}", "-p", "no:cacheprovider", *HARDLY_WARM_UP, "--ddp-launcher=slurm"]
     return [*command, *QUICK, *arguments, str(ROOT / "acceptance")]
 

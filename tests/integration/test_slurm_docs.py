@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks.agent import site_of_agents
 from tests.integration.lab_runs import DEADLINE_S, ROOT
 from tests.slurm_lab.lab import SlurmLab
 
@@ -85,7 +86,8 @@ class Reader:
         if command.startswith("tail "):
             command = f"timeout 1 {command}"
         shell = ["bash", "-c", command]
-        environ = {**self._lab.environ, **ONLY_CHECKS, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
+        forks = {"PYTHONPATH": str(self._site / "forks")}
+        environ = {**self._lab.environ, **ONLY_CHECKS, **forks, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
         if command.startswith("ssh "):
             _, node, there = shlex.split(command)
             shell = self._lab.node(node).command(["bash", "-c", there])
@@ -102,6 +104,7 @@ def test_every_command_of_the_document_does_what_is_said_of_it(lab: SlurmLab, tm
     lab.submit("sleep 600", "--nodes=4", "--nodelist=n[3-6]", "--exclusive")  # nightly checks leave busy nodes out
     commands = documented()
     assert len(commands) > 20
+    site_of_agents(tmp_path / "forks", surveys=True)
     reader = Reader(lab, tmp_path)
     for command in commands:
         reader.type(command)

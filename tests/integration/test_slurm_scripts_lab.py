@@ -18,6 +18,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import surveys_of
 from tests.builders.culprits import gpu, node
 from tests.builders.measurements import measurements_in
+from tests.forks.agent import site_of_agents
 from tests.integration.lab_runs import CHECKED, THRESHOLDS, drain_failed
 from tests.integration.sites import HARDLY_WARM_UP
 from tests.listening import addresses_listened_on
@@ -149,6 +150,7 @@ def test_each_idle_node_is_checked_by_itself_and_busy_ones_are_not_waited_for(la
         "DDPSCALE_NIGHTLY_ARGS": f"{asked_every_night()} {QUICK}",
         "DDPSCALE_NIGHTLY_GPUS": "1",
         "DDPSCALE_NIGHTLY_TIME_MIN": "5",
+        "PYTHONPATH": str(site_of_agents(tmp_path / "site")),
     }
     (tmp_path / "slurm").symlink_to(SLURM)
     (submitter,), drainer = scrontab_commands()

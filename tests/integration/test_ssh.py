@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,20 +39,16 @@ def ended(lab: SshLab, folder: Path, **options: str) -> str:
     return done.stdout.strip()
 
 
+def accepted(lab: SshLab, folder: Path, nodes: int, hosts: str, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", "-p", "no:cacheprovider"]
+    command += [*HARDLY_WARM_UP, f"--thresholds={thresholds_for(nodes, folder)}", f"--ddp-hosts={hosts}", *QUICK]
+    return lab.run([*command, "--ddp-rounds=8", "--ddp-run-dir=run", *more, str(ROOT / "acceptance")], folder)
+
+
 @pytest.mark.lab
 def test_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: SshLab, tmp_path: Path) -> None:
-    command = [
-        str(Path(sys.executable).with_name("pytest")),
-        "--gpu-sku=cpu",
-        "-p",
-        "no:cacheprovider",
-        *HARDLY_WARM_UP,
-    ]
-    command += [f"--thresholds={thresholds_for(2, tmp_path)}", "--ddp-hosts=n[1-2]", "--ddp-run-dir=run", *QUICK]
-    command += HARDLY_WARM_UP
     # A busy machine imports torch for a minute.
-    command += ["--ddp-rounds=8", "--ddp-block=0.1s", "--ddp-inactivity-limit=200s"]
-    done = hosts.run([*command, str(ROOT / "acceptance")], tmp_path)
+    done = accepted(hosts, tmp_path, 2, "n[1-2]", "--ddp-block=0.1s", "--ddp-inactivity-limit=200s")
     run = RunDirectory(tmp_path / "run")
     measured = measurements_in(run)
     assert {one.host for one in measured} == {"n1", "n2"}, done.stdout
@@ -66,15 +63,7 @@ def test_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: SshLab
 
 @pytest.mark.lab
 def test_a_host_that_refuses_is_the_error_and_the_exit_code_says_so(hosts: SshLab, tmp_path: Path) -> None:
-    command = [
-        str(Path(sys.executable).with_name("pytest")),
-        "--gpu-sku=cpu",
-        "-p",
-        "no:cacheprovider",
-        *HARDLY_WARM_UP,
-    ]
-    command += [f"--thresholds={thresholds_for(3, tmp_path)}", "--ddp-hosts=n1,head", "--ddp-run-dir=run", *QUICK]
-    done = hosts.run([*command, str(ROOT / "acceptance")], tmp_path)
+    done = accepted(hosts, tmp_path, 3, "n1,head")
     sentence = "head cannot be reached by ssh: connect to host head port 22: Connection refused (try `ssh head true`)"
     assert sentence in done.stdout
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
