@@ -105,7 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Have ids of packaged tests begin with ``acceptance/`` anywhere, so they can be pasted; pytest drops the file's
     name outside of its root."""
-    if module_path.parent != packaged(ACCEPTANCE):
+    if not _was_asked(parent.config) or module_path.parent != packaged(ACCEPTANCE):
         return None
     module: pytest.Module = pytest.Module.from_parent(
         parent, path=module_path, nodeid=f"{ACCEPTANCE}/{module_path.name}"
