@@ -52,7 +52,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
-        (f"pytest --gpu-sku=cpu '{ONE}' --co -q", 0, [ONE, "1 test collected"]),
+        (f"pytest --gpu-sku=cpu '{ONE}' --co -q", 0, [f"acceptance/{ONE}", "1 test collected"]),
         ("pytest --gpu-sku=cpu no_such_file.py", 4, ["file or directory not found: no_such_file.py"]),
         ("pytest --gpu-sku=b2000", 4, ["--gpu-sku: ", "has no SKU 'b2000'", "b200"]),
         ("pytest --gpu-sku=cpu -k nothing", 5, ["deselected / 0 selected"]),
