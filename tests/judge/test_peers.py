@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.judge.peers import (
     Compared,
     compare,
+    median_over_rounds,
     medians_of_others,
 )
 from pytest_ddpscale.util.arrays import FloatArray
@@ -94,3 +95,10 @@ def test_thousands_of_places_are_compared_in_well_under_a_second() -> None:
     found = compare(measured, 0.05, np.arange(8192) % 8)
     assert time.process_time() - began < 2  # 0.2 s without other work
     assert np.flatnonzero(found.beyond).tolist() == [8191]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@given(st.lists(st.tuples(*[st.sampled_from([np.nan, 1.0, 2.0, 4.0, np.inf])] * 2), max_size=5))
+def test_medians_are_those_of_numpy_and_missing_without_rounds(rounds: list[tuple[float, float]]) -> None:
+    values = np.array(rounds).reshape(-1, 2)
+    np.testing.assert_array_equal(median_over_rounds(values), np.nanmedian(values, axis=0))
