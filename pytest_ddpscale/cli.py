@@ -44,7 +44,7 @@ EXAMPLES = {
     "thresholds check": "thresholds check thresholds.yaml",
     "thresholds schema": "thresholds schema > thresholds.schema.json",
     "runs": "runs",
-    "report": "report --open ddpscale-runs/latest",
+    "report": "report ddpscale-runs/latest",
     "culprits": "culprits ddpscale-runs/latest",
     "explain": "explain slow-gpu",
     "history": "history node07 --history site.sqlite",
@@ -119,7 +119,6 @@ def parser_of_commands() -> argparse.ArgumentParser:
     command = _command(commands, "report", _report, "print a run's outcome and rewrite its report files")
     adder(command)("directory", "RUN_DIR", Path, "or RUN_DIR/judged-N")
     command.add_argument("-v", "--verbose", action="store_true", help="print the table of all requirements")
-    command.add_argument("--open", action="store_true", help="show report.html in a browser")
     what = "list hosts that runs reject, clear or flag for inspection"
     command = _command(commands, "culprits", _culprits, what)
     adder(command)("directories", "RUN_DIR", Path, "or RUN_DIR/judged-N", nargs="+")
@@ -229,11 +228,6 @@ def _report(arguments: argparse.Namespace) -> int:
     page = judged.path / "report.html"
     if page.exists():
         print(f"report: {page}")
-        if arguments.open:
-            import webbrowser
-
-            if not webbrowser.open(page.absolute().as_uri()):
-                print(f"No browser was found: open {page.absolute()}.", file=sys.stderr)
     return 0
 
 

@@ -23,6 +23,7 @@ from pytest_ddpscale.plugin.items import (
     lift_time_limit,
     marked_metrics,
     nothing_runs,
+    refuse_forks,
     refuse_options,
     session_of,
     source_of,
@@ -161,6 +162,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(_NOTHING_ASKED)  # a green run would have measured nothing
         return
     source = source_of(config)
+    refuse_forks(config, session.items)
     with usage_errors():
         source.select(cases)
         if not nothing_runs(config):

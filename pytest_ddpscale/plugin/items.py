@@ -156,16 +156,24 @@ def refuse_options(config: pytest.Config) -> None:
             "pytest-xdist is active with workers; expected one pytest process, "
             "as several would disturb each other. Run without -n, or with -p no:xdist."
         )
-    if config.getoption("forked", None):
-        raise pytest.UsageError(
-            "pytest-forked is active with --forked; expected one pytest process, "
-            "as each would measure anew. Run without --forked."
-        )
     if sys.flags.optimize and config.getoption("assertmode", "rewrite") == "plain":
         raise pytest.UsageError(
             "python -O with --assert=plain drops asserts, so no own test could fail. "
             "Run without -O, or without --assert=plain."
         )
+
+
+def refuse_forks(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse pytest-forked for tests that measure. Raises pytest.UsageError."""
+    if config.getoption("forked", None) or any(map(_is_forked, items)):
+        raise pytest.UsageError(
+            "pytest-forked is active, by --forked or a mark; expected one pytest process, "
+            "as each would measure anew. Run without it."
+        )
+
+
+def _is_forked(item: pytest.Item) -> bool:
+    return may_measure(item) and item.get_closest_marker("forked") is not None
 
 
 def lift_time_limit(item: pytest.Item) -> None:

@@ -13,11 +13,7 @@ for (const table of all("table.sortable")) {
       head.ariaSort = sign > 0 ? "ascending" : "descending";
       for (const body of bodies) body.prepend(...rowsOf(body).sort((a, b) => sign * compared(words(a), words(b))));
     };
-    head.onkeydown = (event) => {
-      if (!["Enter", " "].includes(event.key)) return;
-      event.preventDefault();
-      head.click();
-    };
+    head.onkeydown = (event) => { if (event.key === "Enter") head.click(); };
   }
 }
 const everyS = Number(document.body.dataset.refreshS);

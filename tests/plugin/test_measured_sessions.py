@@ -99,6 +99,16 @@ def no_acceptance_tests(path: str, **keys: str) -> Step:
     return write
 
 
+# As pytest-forked does without its option.
+FORKED = """
+import pytest
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "forked: in a process of its own")
+
+def pytest_itemcollected(item):
+    item.add_marker(pytest.mark.forked)
+"""
 ALL_NODES = "requirements: [{throughput_per_gpu: {all: 5}, of: resnet152-fp16, published: paper, bound: 1, because: x}]"
 BY_OWN = "judge --thresholds=own.yaml"
 REFUSED: dict[str, tuple[Step, ...]] = {
@@ -156,6 +166,7 @@ REFUSED: dict[str, tuple[Step, ...]] = {
         begun(sku="cpu"), lambda site: RunLock.acquire(site.path / "run"), "resume",
         lambda site: (site.path / "run").rename(site.path / "gone"),
     ),
+    "the mark of pytest-forked": (measured, file("conftest.py", FORKED), "judge"),
 }  # fmt: skip
 
 
