@@ -289,7 +289,7 @@ def _was_asked(config: pytest.Config) -> bool:
 def _default_to_acceptance_tests(config: pytest.Config) -> None:
     """For ``pytest --gpu-sku=b200`` anywhere: select the local acceptance tests if present, else the packaged ones.
 
-    A node id printed by pytest, ``test_scaling.py::…``, is found from any directory.
+    A node id printed by pytest, ``acceptance/test_scaling.py::…``, is found from any directory.
     """
     invocation_dir = config.invocation_params.dir
     if not (tests := invocation_dir / ACCEPTANCE).is_dir():

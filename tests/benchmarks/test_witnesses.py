@@ -76,7 +76,7 @@ def test_each_defect_fails_the_test_that_watches_it(tmp_path: Path, monkeypatch:
     assert TABLE.first_failure(tmp_path, sorted(set(tests.values()))) == "", "without a defect"
     defects = [defect for defect in TABLE.DEFECTS if defect.id in tests]
     failed = {defect.id: TABLE.caught_by(tmp_path, defect, [tests[defect.id]]) for defect in defects}
-    assert {id_: by[: len(tests[id_])] for id_, by in failed.items()} == tests
+    assert not {id_: by for id_, by in failed.items() if not f"{by}[".startswith(f"{tests[id_]}[")}
 
 
 def test_each_rule_has_one_defect() -> None:
