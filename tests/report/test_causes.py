@@ -366,6 +366,10 @@ FAULTS: dict[str, tuple[str, int, int | None]] = {
     "an interrupted run": ("slow-gpu:3:1.0", 8, 2),
 }
 REMARKS = ("note:", "warning:", "All devices")
+# One more wherever a node check is added: sound ones, and all there are.
+COUNTS = re.compile(
+    r"\d+(?= passed| not\s+selected| of \d+\s+requirements\s+not\s+selected)|(?<= of )\d+(?=\s+requirements)"
+)
 
 
 def test_the_terminal_says_what_was_approved_of_ten_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,4 +389,4 @@ def test_the_terminal_says_what_was_approved_of_ten_faults(tmp_path: Path, monke
         is_alone = gpus == 8 and not isolated  # a rejected node without any other is drained whatever the cause
         assert is_alone or at_fault == {one.host for one in found if one.use == "drain"}, name
         lines += [f"## {name}: {fault} on {gpus} GPUs", *takewhile(lambda line: not line.startswith(REMARKS), said), ""]
-    assert_approved("ten-faults.txt", masked("\n".join(lines)))
+    assert_approved("ten-faults.txt", COUNTS.sub("N", masked("\n".join(lines))))
