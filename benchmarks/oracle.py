@@ -80,6 +80,11 @@ def program(name: str, arguments: Sequence[str], before: Callable[[], Any] = int
     return ended.code or 0, ended.said
 
 
+def draw_nothing() -> None:
+    """Leave figures out of this process: they take half of a session, and no fact is of them."""
+    vars(importlib.import_module("pytest_ddpscale.report.figures"))["figures"] = lambda *of_run: []
+
+
 def unpack(name: str, target: Path) -> None:
     """Unpack a stored run directory."""
     shutil.unpack_archive(DATA / "runs" / f"{name}.tar.xz", target)
@@ -122,7 +127,7 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
     texts, is_told = dict[str, str](), "texts" in RUNS[name]
     for kind in ("terminal", "verbose")[: 1 + is_told]:
         options = [f"--ddp-history={history}", *["-v"] * (kind == "verbose")]
-        code, texts[f"{name}.{kind}"] = program("pytest", command + options)
+        code, texts[f"{name}.{kind}"] = program("pytest", command + options, int if is_told else draw_nothing)
     if not Path(name, "verdicts.json").exists():
         return {"run": {"exit code": code, "said": masked(texts[f"{name}.terminal"])}}, {}
     has_sentences = RUNS[name].startswith(("stored", "import")) or sku == "lab-told"
