@@ -37,7 +37,7 @@ _WHAT_TORCH_SEES = """\
 import json, torch
 gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
 capability = torch.cuda.get_device_capability(0) if gpu else None
-print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "capability": capability,
+print(json.dumps({"torch_version": torch.__version__, "cuda_version": torch.version.cuda, "capability": capability,
     "arch_list": torch.cuda.get_arch_list()} | (
     {"uuid": str(gpu.uuid), "name": gpu.name, "memory_bytes": gpu.total_memory} if gpu else {})))
 """
@@ -54,7 +54,7 @@ class TorchGpu:
     capability: tuple[int, int]
     torch_version: str
     cuda_version: str
-    arch_list: tuple[str, ...]
+    arch_list: list[str]
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,8 @@ def gpu() -> TorchGpu:
         pytest.skip(f"NVML sees no NVIDIA GPU here; {_WHERE}")
     seen = _what_torch_sees()
     if seen["capability"] is None:
-        pytest.skip(f"torch {seen['torch']} sees no GPU (torch.cuda.is_available() is False); {_WHERE}")
-    major, minor = seen["capability"]
-    return TorchGpu(
-        seen["uuid"],
-        seen["name"],
-        seen["memory_bytes"],
-        (major, minor),
-        seen["torch"],
-        seen["cuda"],
-        tuple(seen["arch_list"]),
-    )
+        pytest.skip(f"torch {seen['torch_version']} sees no GPU (torch.cuda.is_available() is False); {_WHERE}")
+    return TorchGpu(**seen | {"capability": tuple(seen["capability"])})
 
 
 @pytest.fixture(scope="session")

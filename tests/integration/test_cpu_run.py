@@ -37,6 +37,8 @@ THRESHOLDS = tiny_thresholds(
     "device_utilization: {2: 0.97}, bound: 0.001, severity: warn",  # a share varies with who else uses the cores
     "generation_ratio: {1: 2}, versus: before, bound: 0.001",
     "peak_memory_gib: {2: 44.1}, bound: 30",
+    "computation_time: {2: 0.01}, bound: 10000",
+    "communication_time: {2: 5}, bound: 10000",
     before=("throughput_per_gpu: {1: 2}, bound: 1",),
 )
 
@@ -82,10 +84,12 @@ def test_every_metric_is_measured_and_judged_in_one_gang(accepted: Session) -> N
     assert 'http-equiv="refresh"' not in (site / "run" / "report.html").read_text("utf-8")
     assert {v["metric"] for v in record["verdicts"]} == {
         "throughput_per_gpu", "weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency",
-        "device_utilization", "generation_ratio", "peak_memory_gib",
+        "device_utilization", "generation_ratio", "peak_memory_gib", "computation_time", "communication_time",
     }  # fmt: skip
     for v in record["verdicts"]:
         assert v["rounds"] == 8
+        # Communication that computation hides costs nothing: noise then makes the difference negative.
+        assert v["metric"] == "communication_time" or v["interval"][0] > 0
         assert v["interval"][0] <= v["value"] <= v["interval"][1]
     assert "ACCEPTED: " in result.stdout
     assert "page while measuring: run/report.html" in result.stdout
@@ -113,7 +117,7 @@ def test_the_run_directory_tells_the_whole_story(accepted: Session) -> None:
     for name in ("plan.json", "measurements.jsonl", "report.md", "junit.xml", "pytest-report.json"):
         assert (run / name).stat().st_size > 0
     assert (run / "plots" / "weak-throughput.png").read_bytes().startswith(b"\x89PNG")
-    assert len(json.loads((run / "pytest-report.json").read_text())["tests"]) == 7
+    assert len(json.loads((run / "pytest-report.json").read_text())["tests"]) == 9
 
 
 def test_judging_the_run_again_gives_the_same_verdicts_without_measuring(

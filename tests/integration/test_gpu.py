@@ -18,7 +18,6 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.node.survey import visible_gpus
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.hardware import has_kernels
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
@@ -55,17 +54,16 @@ pytestmark = pytest.mark.gpu
 RESNET18_PARAMETERS = 11_689_512
 GIB = 2**30
 
+
+def read(one: object, *names: str) -> list[float]:
+    """These readings, all of which are there."""
+    values = [getattr(one, name) for name in names]
+    assert None not in values, (names, values, getattr(one, "unreadable", ""))
+    return values
+
+
 EACH_PRECISION = pytest.mark.parametrize("precision", ["fp16", "bf16"])
 EACH_ARM = pytest.mark.parametrize("arm", ["alone", "ddp@1"])
-
-
-def test_nvml_and_torch_name_the_same_gpu(gpu: TorchGpu) -> None:
-    first = visible_gpus(gpu_environment())[0]
-    assert first.uuid.removeprefix("GPU-") == gpu.uuid.removeprefix("GPU-")
-    assert first.name == gpu.name
-    # NVML counts what the driver keeps for itself too.
-    assert first.memory_bytes
-    assert 0.9 * first.memory_bytes <= gpu.memory_bytes <= 1.01 * first.memory_bytes
 
 
 def test_one_gang_measures_all_of_it(gpu_run: GpuRun) -> None:
@@ -105,12 +103,10 @@ def test_blocks_come_with_utilization_energy_and_peak_memory(
     blocks = gpu_run.blocks(precision, arm)
     assert blocks
     for block in blocks:
-        assert block.utilization is not None
-        assert 0.5 < block.utilization <= 1.0
-        assert block.energy_j is not None
-        assert block.energy_j > 0
-        assert block.peak_memory_bytes is not None
-        assert least_bytes < block.peak_memory_bytes < gpu.memory_bytes
+        utilization, energy_j, peak_memory_bytes = read(block, "utilization", "energy_j", "peak_memory_bytes")
+        assert 0.5 < utilization <= 1.0
+        assert energy_j > 0
+        assert least_bytes < peak_memory_bytes < gpu.memory_bytes
 
 
 @EACH_PRECISION
@@ -175,7 +171,7 @@ def test_the_topology_is_that_of_nvidia_smi(survey: Survey) -> None:
 
 
 def test_torch_names_the_architectures_that_it_was_built_for(survey: Survey, gpu: TorchGpu) -> None:
-    assert survey.arch_list == gpu.arch_list
+    assert list(survey.arch_list) == gpu.arch_list
     assert has_kernels(survey.arch_list, gpu.capability)
 
 
@@ -184,8 +180,9 @@ def test_the_gpu_is_the_one_that_torch_sees(surveyed: SurveyedGpu, gpu: TorchGpu
     assert surveyed.uuid == f"GPU-{gpu.uuid.removeprefix('GPU-')}"
     assert surveyed.name == gpu.name
     assert surveyed.compute_capability == f"{gpu.capability[0]}.{gpu.capability[1]}"
-    assert surveyed.memory_bytes is not None
-    assert 0.9 * surveyed.memory_bytes <= gpu.memory_bytes <= 1.01 * surveyed.memory_bytes
+    # NVML counts what the driver keeps for itself too.
+    (memory_bytes,) = read(surveyed, "memory_bytes")
+    assert 0.9 * memory_bytes <= gpu.memory_bytes <= 1.01 * memory_bytes
 
 
 def test_the_driver_says_all_that_checks_ask(surveyed: SurveyedGpu, gpu: TorchGpu) -> None:
@@ -195,10 +192,9 @@ def test_the_driver_says_all_that_checks_ask(surveyed: SurveyedGpu, gpu: TorchGp
 
 def test_the_gpu_is_at_rest_and_nobody_elses(surveyed: SurveyedGpu) -> None:
     assert surveyed.processes == ()
-    assert surveyed.temperature_c is not None
-    assert 10 <= surveyed.temperature_c <= 90
-    assert surveyed.power_limit_w is not None
-    assert 50 <= surveyed.power_limit_w <= 2000
+    temperature_c, power_limit_w = read(surveyed, "temperature_c", "power_limit_w")
+    assert 10 <= temperature_c <= 90
+    assert 50 <= power_limit_w <= 2000
 
 
 def test_memory_and_links_are_those_of_the_data_sheet(survey: Survey, surveyed: SurveyedGpu, sku: Sku) -> None:
@@ -207,15 +203,12 @@ def test_memory_and_links_are_those_of_the_data_sheet(survey: Survey, surveyed: 
         assert surveyed.ecc_enabled == sku.node.ecc
     assert (surveyed.ecc_uncorrected, surveyed.mig_enabled or False) == (0, False)
     # Slot and virtual machine may have less: that is for the check to say.
-    assert surveyed.pcie_generation_gpu_max is not None
-    assert surveyed.pcie_generation_gpu_max >= (sku.node.pcie_generation or 1)
-    assert surveyed.pcie_generation_max is not None
-    assert 1 <= surveyed.pcie_generation_max <= surveyed.pcie_generation_gpu_max
-    assert surveyed.nvlinks is not None
-    assert surveyed.nvlinks_active is not None
+    of_gpu, of_slot = read(surveyed, "pcie_generation_gpu_max", "pcie_generation_max")
+    assert of_gpu >= (sku.node.pcie_generation or 1)
+    assert 1 <= of_slot <= of_gpu
+    active, nvlinks = read(surveyed, "nvlinks_active", "nvlinks")
     has_peers = len(survey.gpus) > 1  # a virtual machine may have one GPU of eight, and none of its links
-    expected = sku.node.nvlinks if has_peers and sku.node.nvlinks is not None else surveyed.nvlinks
-    assert surveyed.nvlinks_active <= surveyed.nvlinks == expected
+    assert active <= nvlinks == (sku.node.nvlinks if has_peers and sku.node.nvlinks is not None else nvlinks)
 
 
 @pytest.mark.parametrize("name", NODE_CHECKS)
@@ -363,23 +356,17 @@ def has_gpm(gpu: TorchGpu) -> bool:
     return gpu.capability[0] in (9, 10)
 
 
-def test_utilization_is_high_while_the_gpu_multiplies_matrices(steady: GpuReadings) -> None:
-    assert steady.utilization is not None
-    assert 0.5 < steady.utilization <= 1.0
+def test_energy_utilization_and_power_of_matrix_products_fit_together(steady: GpuReadings) -> None:
+    utilization, energy_j, power_w = read(steady, "utilization", "energy_j", "power_w")
+    assert 0.5 < utilization <= 1.0
     assert flags_of(steady) == ()
-
-
-def test_the_energy_counter_and_power_samples_agree(steady: GpuReadings) -> None:
-    assert steady.energy_j is not None
-    assert steady.power_w is not None
-    assert steady.energy_j == pytest.approx(steady.power_w * WINDOW_S, rel=0.1)
+    assert energy_j == pytest.approx(power_w * WINDOW_S, rel=0.1)
 
 
 def test_gpm_sees_the_sms_at_work(steady: GpuReadings, gpu: TorchGpu) -> None:
     if not has_gpm(gpu):
         pytest.skip(f"{gpu.name} has no GPM")
-    assert steady.sm_activity is not None, steady.unreadable
-    assert steady.sm_activity > 0.5
+    assert read(steady, "sm_activity")[0] > 0.5
 
 
 def test_every_timed_block_has_one_line_of_telemetry(gpu_run: GpuRun, gpu: TorchGpu) -> None:
@@ -393,53 +380,19 @@ def test_every_timed_block_has_one_line_of_telemetry(gpu_run: GpuRun, gpu: Torch
     assert {one.device for one in telemetry} == {f"GPU-{gpu.uuid.removeprefix('GPU-')}"}
 
 
-def test_power_clocks_and_throttling_are_read_in_every_polled_block(gpu_run: GpuRun) -> None:
+def test_power_clocks_energy_and_throttling_are_read_in_every_polled_block(gpu_run: GpuRun, gpu: TorchGpu) -> None:
     for one in polled(gpu_run):
         assert one.throttle_reasons is not None
-        assert one.power_w is not None
-        assert one.power_limit_w is not None
+        power_w, limit_w, energy_j = read(one, "power_w", "power_limit_w", "energy_j")
         # A driver lets boards go above their limit for milliseconds.
-        assert 0.1 * one.power_limit_w < one.power_w < 1.1 * one.power_limit_w
-        assert one.sm_clock_mhz is not None
-        assert one.sm_clock_max_mhz is not None
-        assert 0.4 * one.sm_clock_max_mhz < one.sm_clock_mhz <= one.sm_clock_max_mhz
+        assert 0.1 * limit_w < power_w < 1.1 * limit_w
+        clock_mhz, most_mhz = read(one, "sm_clock_mhz", "sm_clock_max_mhz")
+        assert 0.4 * most_mhz < clock_mhz <= most_mhz
+        # Not closer: power samples are means over a second, so that those of a short block are half of what was before.
+        assert energy_j == pytest.approx(power_w * (one.ended_unix_s - one.started_unix_s), rel=0.5)
+        if has_gpm(gpu):
+            assert 0 < read(one, "sm_activity")[0] <= 1
 
 
 def test_training_is_neither_stalled_nor_held_down(gpu_run: GpuRun) -> None:
     assert [flags_of(one) for one in training(gpu_run) if set(flags_of(one)) - {"idle"}] == []
-
-
-def test_energy_is_about_power_times_time_in_every_polled_block(gpu_run: GpuRun) -> None:
-    for one in polled(gpu_run):
-        assert one.energy_j is not None
-        assert one.power_w is not None
-        # Not closer: power samples are means over a second, so that those of a short block are half of what was before.
-        seconds = one.ended_unix_s - one.started_unix_s
-        assert one.energy_j == pytest.approx(one.power_w * seconds, rel=0.5)
-
-
-def test_gpm_is_read_in_every_polled_block(gpu_run: GpuRun, gpu: TorchGpu) -> None:
-    if not has_gpm(gpu):
-        pytest.skip(f"{gpu.name} has no GPM")
-    for one in polled(gpu_run):
-        assert one.sm_activity is not None, one.unreadable
-        assert 0 < one.sm_activity <= 1
-
-
-@EACH_PRECISION
-def test_measurements_have_the_energy_and_utilization_of_their_gpu(gpu_run: GpuRun, precision: Precision) -> None:
-    blocks = gpu_run.blocks(precision, "ddp@1")
-    said = {(one.study, one.arm, one.round): one for one in training(gpu_run)}
-    assert len(blocks) == ROUNDS
-    for block in blocks:
-        telemetry = said[block.study, block.arm, block.round]
-        assert telemetry.utilization is not None
-        assert (block.energy_j, block.utilization) == (telemetry.energy_j, telemetry.utilization)
-
-
-@EACH_PRECISION
-def test_images_per_joule_are_measured_in_every_round(gpu_run: GpuRun, precision: Precision) -> None:
-    blocks = gpu_run.blocks(precision, "alone")
-    values = [block.batch_size * block.steps / block.energy_j for block in blocks if block.energy_j]
-    assert len(values) == ROUNDS
-    assert all(0.5 < value < 200 for value in values)  # ResNet-18 on GPUs from V100 to B200: some 5 to 30

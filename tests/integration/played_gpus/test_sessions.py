@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,18 +56,35 @@ GPUS = [(HOST, number, uuid_of(number)) for number in range(8)]
 ADDRESSES = [f"00000000:{0x10 + number:02X}:00.0" for number in range(8)]
 
 
-def _machine(library: Path, folder: Path, gpus: list[PlayedGpu]) -> PlayedMachine:
-    return PlayedMachine(library, folder / "machine.json").play(gpus)
+Begin = Callable[..., tuple[PlayedMachine, PlayedSession]]
 
 
-def _site(factory: pytest.TempPathFactory) -> Path:
-    return factory.mktemp("played") / "site"
+@pytest.fixture(scope="module")
+def play(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Begin:
+    """Begin a session on a machine of some GPUs, with options of pytest and variables of the environment."""
+
+    def started(gpus: list[PlayedGpu], *arguments: str, **more: str) -> tuple[PlayedMachine, PlayedSession]:
+        folder = tmp_path_factory.mktemp("played")
+        machine = PlayedMachine(nvml_library_directory, folder / "machine.json").play(gpus)
+        return machine, begin(folder / "site", machine, *arguments, **more)
+
+    return started
 
 
 def _working(*gpus: PlayedGpu) -> list[PlayedGpu]:
     """GPUs that rested until now."""
     now_s = time.time()
     return [at_work(gpu, (now_s, now_s + A_DAY_S)) for gpu in gpus]
+
+
+def why_drained(session: EndedSession, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `ddpscale culprits` gives as the reason to drain this host, and no other."""
+    assert main(["culprits", "--format=tsv", str(session.run)]) == 0
+    ((_, host, *_, reason),) = [
+        line.split("\t") for line in capsys.readouterr().out.splitlines() if line.startswith("drain\t")
+    ]
+    assert host == HOST
+    return reason
 
 
 def _trained(session: PlayedSession, round_number: int) -> bool:
@@ -79,11 +97,9 @@ def _trained(session: PlayedSession, round_number: int) -> bool:
 @pytest.fixture(scope="module")
 def healthy(played_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
     """Two A100 that work as soon as ranks do, with CUDA and NCCL played as well."""
-    site = _site(tmp_path_factory)
-    with PlayedCuda(
-        played_libraries, site.parent / "machine", [A100, A100], is_busy_by_itself=False, settings=GPU_BOUND
-    ) as machine:
-        session = begin_on_cuda(site, machine)
+    folder, gpus = tmp_path_factory.mktemp("played"), [A100, A100]
+    with PlayedCuda(played_libraries, folder / "machine", gpus, is_busy_by_itself=False, settings=GPU_BOUND) as machine:
+        session = begin_on_cuda(folder / "site", machine)
         session.until(has_begun)
         machine.work()
         return session.ended()
@@ -151,11 +167,9 @@ def test_the_history_has_the_run(healthy: EndedSession, capsys: pytest.CaptureFi
 
 
 @pytest.fixture(scope="module")
-def going_bad(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+def going_bad(play: Begin) -> EndedSession:
     """Two B200 that pass the survey: at work one is too hot, the other only waits, and its memory fails."""
-    site = _site(tmp_path_factory)
-    machine = _machine(nvml_library_directory, site.parent, [B200, B200])
-    session = begin(site, machine, *TRAINING_AND_CHECKS, link="SHM/direct/direct")
+    machine, session = play([B200, B200], *TRAINING_AND_CHECKS, link="SHM/direct/direct")
     session.until(has_begun)
     heat = replace(B200.work, power_w=400, sm_clock_mhz=600, clock_event_reasons=HW_SLOWDOWN | HW_THERMAL_SLOWDOWN)
     waiting = replace(B200.work, power_w=215, utilization_pct=100, gpm=Gpm(10))
@@ -208,12 +222,11 @@ def test_what_is_conspicuous_is_told(going_bad: EndedSession) -> None:
 
 @pytest.mark.lab
 def test_its_host_is_to_be_drained(going_bad: EndedSession, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["culprits", "--format=tsv", str(going_bad.run)]) == 0
-    drained = [line.split("\t") for line in capsys.readouterr().out.splitlines() if line.startswith("drain\t")]
-    assert [line[1] for line in drained] == [HOST]
-    assert "uncorrectable memory errors" in drained[0][-1]
+    assert "uncorrectable memory errors" in why_drained(going_bad, capsys)
 
 
+LOST = replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST})
+FORGETFUL = replace(A100, ecc=Ecc(uncorrected_volatile=3))
 UNFIT = node_of(
     A100,
     gpu1=replace(A100, processes=[Process(4242, 8192)]),
@@ -222,15 +235,14 @@ UNFIT = node_of(
     gpu4=replace(A100, nvlinks=[*[NvLink()] * 11, NvLink(active=0)]),
     gpu5=replace(A100, remapped_rows=RemappedRows(uncorrectable=1, pending=True)),
     gpu6=replace(A100, clock_event_reasons=HW_THERMAL_SLOWDOWN, temperature_c=95),
-    gpu7=replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST}),
+    gpu7=LOST,
 )
 
 
 @pytest.fixture(scope="module")
-def unfit(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+def unfit(play: Begin) -> EndedSession:
     """Eight A100 of which only the first one is as it should be, and a user who wants such nodes left alone."""
-    site = _site(tmp_path_factory)
-    return begin(site, _machine(nvml_library_directory, site.parent, UNFIT), "--ddp-unfit=stop").ended()
+    return play(UNFIT, "--ddp-unfit=stop")[1].ended()
 
 
 def test_nothing_is_launched_on_an_unfit_node(unfit: EndedSession) -> None:
@@ -269,9 +281,8 @@ def test_what_was_not_looked_at_is_no_pass(unfit: EndedSession) -> None:
     assert passed == {f"node_check[{name}]" for name in ("versions", "bf16", "disk")}
 
 
-def test_a_gpu_of_another_model_is_refused_by_name(nvml_library_directory: Path, tmp_path: Path) -> None:
-    machine = _machine(nvml_library_directory, tmp_path, node_of(A100, gpu3=B200))
-    session = begin(tmp_path / "site", machine).ended()
+def test_a_gpu_of_another_model_is_refused_by_name(play: Begin) -> None:
+    session = play(node_of(A100, gpu3=B200))[1].ended()
     assert session.exit_code == 4
     assert "the GPUs are of different SKUs: GPU 0, 1, 2, 4, 5, 6, 7: NVIDIA A100-SXM4-80GB" in session.terminal
     assert "GPU 3: NVIDIA B200" in session.terminal
@@ -279,16 +290,14 @@ def test_a_gpu_of_another_model_is_refused_by_name(nvml_library_directory: Path,
 
 
 @pytest.fixture(scope="module")
-def dying(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+def dying(play: Begin) -> EndedSession:
     """Two A100 whose driver loses one, and then hangs, while ranks go on."""
-    site = _site(tmp_path_factory)
-    machine = _machine(nvml_library_directory, site.parent, [A100, A100])
-    session = begin(site, machine, *TRAINING_AND_CHECKS)
+    machine, session = play([A100, A100], *TRAINING_AND_CHECKS)
     session.until(has_begun)
     working = _working(A100, A100)
     machine.play(working)
     session.until(lambda one: _trained(one, 0))
-    machine.play([working[0], replace(working[1], failures={ANY_FUNCTION: GPU_IS_LOST})])
+    machine.play([working[0], LOST])
     session.until(lambda one: _trained(one, 2))
     machine.play(working, failures={ANY_FUNCTION: HANG})
     return session.ended()
@@ -336,13 +345,9 @@ def test_what_the_driver_did_not_say_is_no_pass(dying: EndedSession) -> None:
 @pytest.fixture(scope="module")
 def crashed(played_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
     """Two A100 one of which falls off the bus while ranks work, and takes its rank with it."""
-    site = _site(tmp_path_factory)
-    machine = PlayedCuda(
-        played_libraries, site.parent / "machine", [A100, A100], faults=["gpu=1,launch=20,error=719"],
-        lost_after_fault=[1],
-    )  # fmt: skip
-    with machine:
-        return begin_on_cuda(site, machine, "-k", "test_node_check").ended()
+    folder, faults = tmp_path_factory.mktemp("played"), ["gpu=1,launch=20,error=719"]
+    with PlayedCuda(played_libraries, folder / "machine", [A100, A100], faults=faults, lost_after_fault=[1]) as machine:
+        return begin_on_cuda(folder / "site", machine, "-k", "test_node_check").ended()
 
 
 def test_a_gpu_that_ends_its_rank_is_named(crashed: EndedSession) -> None:
@@ -356,12 +361,9 @@ def test_a_gpu_that_ends_its_rank_is_named(crashed: EndedSession) -> None:
 
 
 @pytest.fixture(scope="module")
-def half_visible(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+def half_visible(play: Begin) -> EndedSession:
     """The second half of four A100, whose last one has a memory error; the other half is another tenant's."""
-    site = _site(tmp_path_factory)
-    bad = replace(A100, ecc=Ecc(uncorrected_volatile=3))
-    machine = _machine(nvml_library_directory, site.parent, [A100, A100, A100, bad])
-    return begin(site, machine, "-k", "test_node_check", CUDA_VISIBLE_DEVICES="2,3").ended()
+    return play([A100, A100, A100, FORGETFUL], "-k", "test_node_check", CUDA_VISIBLE_DEVICES="2,3")[1].ended()
 
 
 def test_a_gpu_is_called_as_nvidia_smi_calls_it(half_visible: EndedSession, capsys: pytest.CaptureFixture[str]) -> None:
@@ -381,12 +383,9 @@ def test_a_gpu_is_called_as_nvidia_smi_calls_it(half_visible: EndedSession, caps
 
 
 @pytest.fixture(scope="module")
-def one_lost(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+def one_lost(play: Begin) -> EndedSession:
     """Three A100 of which CUDA lists two, since the second one is lost; the last one has a memory error."""
-    site = _site(tmp_path_factory)
-    lost, bad = replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST}), replace(A100, ecc=Ecc(uncorrected_volatile=3))
-    machine = _machine(nvml_library_directory, site.parent, [A100, lost, bad])
-    return begin(site, machine, *TRAINING_AND_CHECKS, SHORT_BLOCKS).ended()
+    return play([A100, LOST, FORGETFUL], *TRAINING_AND_CHECKS, SHORT_BLOCKS)[1].ended()
 
 
 def test_a_lost_gpu_moves_no_finding_to_another_one(one_lost: EndedSession) -> None:
@@ -401,19 +400,17 @@ def test_a_lost_gpu_moves_no_finding_to_another_one(one_lost: EndedSession) -> N
 
 
 @pytest.fixture(scope="module")
-def failing(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+def failing(play: Begin, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
     """Two A100 of four, on one of which every training fails while NVML finds nothing wrong."""
-    site = _site(tmp_path_factory)
-    machine = _machine(nvml_library_directory, site.parent, [A100] * 4)
     text = Path(__file__).with_name("thresholds.yaml").read_text(encoding="utf-8")
     lines = [one for one in text.splitlines() if "tiny: {" in one or "throughput_per_gpu" in one]
     for name in ("small", "short"):  # to train in further gangs
         for line in lines:
             text = text.replace(line, f"{line}\n{line.replace('tiny', name)}", 1)
         text = text.replace("batch: {tiny: 4", f"batch: {{tiny: 4, {name}: 4")
-    (site.parent / "three.yaml").write_text(text, encoding="utf-8")
-    options = (*TRAINING_AND_CHECKS, f"--thresholds={site.parent / 'three.yaml'}")
-    return begin(site, machine, *options, CUDA_VISIBLE_DEVICES="2,3", PLAYED_ERROR=uuid_of(3)).ended()
+    (thresholds := tmp_path_factory.mktemp("asked") / "three.yaml").write_text(text, encoding="utf-8")
+    options = (*TRAINING_AND_CHECKS, f"--thresholds={thresholds}")
+    return play([A100] * 4, *options, CUDA_VISIBLE_DEVICES="2,3", PLAYED_ERROR=uuid_of(3))[1].ended()
 
 
 def test_a_gpu_whose_errors_end_its_ranks_in_two_gangs_is_rejected_and_drained(
@@ -427,10 +424,7 @@ def test_a_gpu_whose_errors_end_its_ranks_in_two_gangs_is_rejected_and_drained(
         "rank in 3 gangs"
     )
     assert f"`dmesg | grep -i xid` on {HOST}" in headline
-    assert main(["culprits", "--format=tsv", str(failing.run)]) == 0
-    drained = [line.split("\t") for line in capsys.readouterr().out.splitlines() if line.startswith("drain\t")]
-    assert [line[1] for line in drained] == [HOST]
-    assert "GPU 3 (GPU-00000003..." in drained[0][-1]
+    assert "GPU 3 (GPU-00000003..." in why_drained(failing, capsys)
     assert failing.left_behind == []
 
 
@@ -438,37 +432,24 @@ def test_a_gpu_whose_errors_end_its_ranks_in_two_gangs_is_rejected_and_drained(
     ("gpus", "culprits", "said"),
     [
         ([], {(HOST, None, None)}, "0 GPUs are visible; expected 2: the driver finds no GPU"),
-        (
-            [replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST})] * 2,
-            {(HOST, 0, None), (HOST, 1, None)},
-            "GPU 0: lost: GPU is lost",
-        ),
+        ([LOST] * 2, {(HOST, 0, None), (HOST, 1, None)}, "GPU 0: lost: GPU is lost"),
     ],
     ids=["none is listed", "all are lost"],
 )
 def test_a_node_without_a_gpu_is_rejected_where_its_sku_is_named(
-    nvml_library_directory: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    gpus: list[PlayedGpu],
-    culprits: set[Any],
-    said: str,
+    play: Begin, capsys: pytest.CaptureFixture[str], gpus: list[PlayedGpu], culprits: set[Any], said: str
 ) -> None:
-    machine = _machine(nvml_library_directory, tmp_path, gpus)
-    session = begin(tmp_path / "site", machine, "--gpu-sku=a100-sxm4-80gb", "--ddp-world-sizes=1,2").ended()
+    session = play(gpus, "--gpu-sku=a100-sxm4-80gb", "--ddp-world-sizes=1,2")[1].ended()
     assert (session.exit_code, session.verdicts["outcome"]) == (1, "rejected"), session.terminal
     assert said in session.verdict("gpus")["reason"]
     assert session.named("gpus") == culprits
     assert session.record["devices_present"] == 0
     assert (session.run / "report.html").exists()
-    assert main(["culprits", "--format=tsv", str(session.run)]) == 0
-    assert f"drain\t{HOST}\t" in capsys.readouterr().out
+    assert why_drained(session, capsys)
 
 
-def test_a_node_without_a_gpu_is_refused_where_its_sku_is_to_be_found(
-    nvml_library_directory: Path, tmp_path: Path
-) -> None:
-    session = begin(tmp_path / "site", _machine(nvml_library_directory, tmp_path, [])).ended()
+def test_a_node_without_a_gpu_is_refused_where_its_sku_is_to_be_found(play: Begin) -> None:
+    session = play([])[1].ended()
     assert session.exit_code == 4
     assert "the NVIDIA driver is loaded and lists no GPU: look for Xid messages with `dmesg`" in session.terminal
     assert not session.run.exists()
