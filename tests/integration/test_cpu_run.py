@@ -88,8 +88,7 @@ def test_every_metric_is_measured_and_judged_in_one_gang(accepted: Session) -> N
     }  # fmt: skip
     for v in record["verdicts"]:
         assert v["rounds"] == 8
-        # Communication that computation hides costs nothing: noise then makes the difference negative.
-        assert v["metric"] == "communication_time" or v["interval"][0] > 0
+        assert v["metric"] != "computation_time" or v["interval"][0] > 0.02
         assert v["interval"][0] <= v["value"] <= v["interval"][1]
     assert "ACCEPTED: " in result.stdout
     assert "page while measuring: run/report.html" in result.stdout
