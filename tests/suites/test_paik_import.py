@@ -20,7 +20,7 @@ from pytest_ddpscale.session.open import Site
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.suites.paik_import import import_paik
-from tests.approved import assert_approved
+from tests.approved import assert_approved, without_counts
 from tests.builders.clusters import thresholds
 from tests.builders.measurements import measurements_in
 
@@ -126,10 +126,10 @@ def test_the_table_of_an_import_has_what_was_published_and_what_follows_from_it(
     assert main(["import", "paik", str(PUBLISHED), "--out", str(run.path)]) == 0
     assert_approved("import-paik-table.txt", capsys.readouterr().out.replace(str(tmp_path), ""))
     judgement = judged(run)
-    assert headline(judgement, run.read_run()) == (
-        "INCOMPLETE: imported 1190 img/s per GPU, 97.4 % at 8 GPUs, 2.36× v100-sxm2-16gb (resnet152-fp16; 38 of 43 "
+    assert without_counts(headline(judgement, run.read_run())) == (
+        "INCOMPLETE: imported 1190 img/s per GPU, 97.4 % at 8 GPUs, 2.36× v100-sxm2-16gb (resnet152-fp16; 38 of N "
         "requirements with a value passed); not tested: node checks, links and probes of GPUs, other training, earlier "
-        "runs (48 of 91)"
+        "runs (N of N)"
     )
     found = {verdict.id: (verdict.value, verdict.interval) for verdict in judgement.verdicts}
     value, interval = found["step_time_p95[resnet152-fp16-8gpu]"]
