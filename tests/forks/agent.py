@@ -5,13 +5,18 @@ Where `site_of_agents` is on PYTHONPATH, so are the ranks of ``python -m pytest_
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from pytest_ddpscale.node import agent
+from pytest_ddpscale.node.ranks import torchrun_command
 from pytest_ddpscale.node.survey import survey_command
+from tests.forks.script import python_exec
 from tests.forks.start import address, command_at
 
+# In the environment of an agent it has torchrun start the ranks, all of them forks.
+TORCHRUN = "TESTS_TORCHRUN"
 SITE = """\
 import sys
 if sys.orig_argv[1:3] == ["-m", "pytest_ddpscale.node"]:
@@ -31,7 +36,10 @@ def forked_ranks(address: str, *, surveys: bool = False) -> None:
     """Have agents of this process start ranks, and surveys of their node, at a server."""
 
     def command(gang_id: str, ranks_per_node: int, log_dir: Path, rendezvous: Path) -> list[str]:
-        return command_at(address, "tests.forks.ranks", str(ranks_per_node), str(log_dir))
+        if TORCHRUN not in os.environ:
+            return command_at(address, "tests.forks.ranks", str(ranks_per_node), str(log_dir))
+        _, _, *torchrun = torchrun_command(gang_id, ranks_per_node, log_dir, rendezvous)
+        return ["env", f"PYTHON_EXEC={python_exec(rendezvous.parent, address)}", *command_at(address, *torchrun)]
 
     vars(agent)["torchrun_command"] = command
     if surveys:

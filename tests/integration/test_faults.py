@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.launch.environment import launch_here
 from pytest_ddpscale.report.words.reasons import say
+from tests.forks.agent import TORCHRUN
 from tests.forks.launcher import forked_here
 from tests.integration import faults
 from tests.integration.faults import Watch, weak
@@ -35,10 +37,14 @@ def test_so_is_each_of_the_others(tmp_path: Path) -> None:
     others = [
         name for name in faults.FAULTS if name not in FAULTS and (name != "out-of-memory" or faults.CAN_LIMIT_MEMORY)
     ]
-    by_torchrun = {"agent-stopped", "exits-early", "garbage"}  # which tells of them, and has the agent for a parent
+    by_torchrun = ["exits-early", "garbage"]  # which tells of them
+    real = ["agent-stopped"]  # torchrun has it for a parent
+    forks = forked_here()
+    with_torchrun = replace(forks, environment={**forks.environment, TORCHRUN: "1"})
     watches = [
-        faults.measure(tmp_path / "forks", forked_here(), sorted({*others} - by_torchrun)),
-        faults.measure(tmp_path / "torchrun", launch_here("cpu"), sorted(by_torchrun), model="squeezenet1_1"),
+        faults.measure(tmp_path / "forks", forks, sorted({*others} - {*by_torchrun, *real})),
+        faults.measure(tmp_path / "torchrun", with_torchrun, by_torchrun),
+        faults.measure(tmp_path / "real", launch_here("cpu"), real, model="squeezenet1_1"),
     ]
     wrong = {name: [*watch.wrong(name)] for watch in watches for name in others if f"weak/{name}" in watch.ends}
     assert wrong == {name: [] for name in others}

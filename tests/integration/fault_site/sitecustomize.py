@@ -19,6 +19,7 @@ from typing import Any
 
 FROM_ROUND = 2
 POLL_S = 0.005
+NAP_S = 0.5
 CGROUP = Path("/sys/fs/cgroup/memory")
 
 
@@ -70,10 +71,13 @@ def print_garbage_and_fail() -> None:
 
 
 def stop_the_agent() -> None:
-    """Stop the process that started torchrun."""
+    """Stop the process that started torchrun. This rank goes on, but naps: training until it is ended takes CPU."""
     status = Path(f"/proc/{os.getppid()}/status").read_text(encoding="utf-8")
     agent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
     os.kill(int(agent), signal.SIGSTOP)
+    while True:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
+        time.sleep(1.1 * NAP_S)
 
 
 FAULTS = {
@@ -89,6 +93,7 @@ FAULTS = {
 
 # torchrun sets LOCAL_RANK for ranks alone: neither it nor the node's agent has one.
 if "FAULTS" in os.environ and "LOCAL_RANK" in os.environ and sys.argv[:1] != ["-c"]:
+    signal.signal(signal.SIGUSR2, lambda number, frame: time.sleep(NAP_S))
     threading.Thread(
         target=wait_and_break,
         args=(
