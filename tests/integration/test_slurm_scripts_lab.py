@@ -150,7 +150,7 @@ def test_each_idle_node_is_checked_by_itself_and_busy_ones_are_not_waited_for(la
         "DDPSCALE_NIGHTLY_ARGS": f"{asked_every_night()} {QUICK}",
         "DDPSCALE_NIGHTLY_GPUS": "1",
         "DDPSCALE_NIGHTLY_TIME_MIN": "5",
-        "PYTHONPATH": str(site_of_agents(tmp_path / "site")),
+        "PYTHONPATH": str(site_of_agents(tmp_path / "site", surveys=True)),
     }
     (tmp_path / "slurm").symlink_to(SLURM)
     (submitter,), drainer = scrontab_commands()
