@@ -66,7 +66,7 @@ def thresholds_for(nodes: int, folder: Path, text: str = TRAINING) -> Path:
 
 def pytest_command(run_dir: Path, thresholds: Path, *arguments: str) -> list[str]:
     """An acceptance run of the SKU ``cpu``, with this interpreter; its ranks are forks, without torchrun."""
-    command = ["env", f"PYTHONPATH={site_of_agents(run_dir.with_name('site'))}"]
+    command = ["env", f"PYTHONPATH={site_of_agents(thresholds.with_name('site'))}"]
     command += [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", f"--thresholds={thresholds}"]
     command += [f"--ddp-run-dir={run_dir}", "-p", "no:cacheprovider", *HARDLY_WARM_UP, "--ddp-launcher=slurm"]
     return [*command, *QUICK, *arguments, str(ROOT / "acceptance")]

@@ -22,6 +22,7 @@ from tests.slurm_lab.polling import wait_until
 ON_SMALL = "      - {throughput_per_gpu: {1: 500}, of: small, published: lab, bound: 0.5, because: made up}\n"
 # Undecided for as long as a fault takes to be noticed.
 ENDLESS = ("--ddp-rounds=5000", "--ddp-confidence=0.9999", "--ddp-block=1s")
+SHORT = "--ddp-block=0.2s"
 # From a fault until no process is left: Slurm notices a dead node after 13 s here, agents let go after 30 s.
 GONE_S = 60
 
@@ -55,7 +56,7 @@ def test_a_node_is_lost_and_named_and_the_others_go_on(lab: SlurmLab, tmp_path: 
     run = RunDirectory(tmp_path / "run")
     # Undecided for twelve rounds, of which two are waited for. With 5,000 to come, as below, the second study would go
     # on for more than a hundred, until no trend within its noise could still reach the bound.
-    command = pytest_command(run.path, two_studies(tmp_path), "--ddp-confidence=0.9999")
+    command = pytest_command(run.path, two_studies(tmp_path), "--ddp-confidence=0.9999", SHORT)
     job = lab.submit(" ".join(["exec", *command]), "--nodes=3", "--nodelist=n1,n2,n3", "--no-kill", cwd=tmp_path)
     wait_until_measuring(run)
     lab.node("n3").link_down()
@@ -146,7 +147,7 @@ def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(lab: SlurmLab
     for node in lab.nodes:
         node.mount(elsewhere, shared)
     run = RunDirectory(shared / "run")
-    command = pytest_command(run.path, two_studies(tmp_path), "--ddp-nodes=2", "-k", "small", *ENDLESS)
+    command = pytest_command(run.path, two_studies(tmp_path), "--ddp-nodes=2", "-k", "small", *ENDLESS, SHORT)
     pytest_process = subprocess.Popen(
         lab.command(command), env=lab.environ, cwd=tmp_path,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

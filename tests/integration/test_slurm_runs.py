@@ -50,7 +50,7 @@ def measured_hosts(ran: LabRun) -> set[str]:
 def test_a_node_with_another_torch_is_named_and_left_out(lab: SlurmLab, tmp_path: Path) -> None:
     install_another_torch(lab.node("n3"), tmp_path)
     versions = "node_check[versions]"
-    ran = accept(lab, tmp_path, 3, "--ddp-unfit=leave-out", "--ddp-rounds=8", "--ddp-block=0.2s", thresholds=FOR_TWO)
+    ran = accept(lab, tmp_path, 3, "--ddp-unfit=leave-out", "--ddp-rounds=8", "--ddp-block=0.05s", thresholds=FOR_TWO)
     assert ran.judgement["outcome"] == "rejected", ran.output
     assert [name for name, outcome in outcomes(ran).items() if outcome != "passed"] == [versions], ran.output
     assert ran.accused == {"n3"}, ran.output
