@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.judged import CONFIDENCE
 from tests.judge.probe_runs import USUAL, run_of
@@ -20,8 +24,11 @@ LOOKS = (FEWEST_ROUNDS, 10, 16)
 def run(seed: int, share_of_rank_0: float, share_of_others: float) -> Verdict:
     """Eight GPUs, looked at after some rounds until it is decided or the rounds are used up."""
     slow = f"slow=*{USUAL / BOUND / share_of_others} slow=*{share_of_others / share_of_rank_0}/0"
+    asked = f"matmul-bf16:{BOUND}@1 1x8 rounds={LOOKS[-1]} noise=0.01 seed={seed}"
+    case, evidence = run_of(f"{asked} {slow}").judged()
     for rounds in LOOKS:
-        verdict = run_of(f"matmul-bf16:{BOUND}@1 1x8 rounds={rounds} noise=0.01 seed={seed} {slow}").verdict()
+        first = {arm: measured.of(slice(rounds)) for arm, measured in evidence.columns.arms.items()}
+        verdict = judge(case, replace(evidence, columns=Columns(first)), CONFIDENCE)
         if not verdict.is_open:
             break
     return verdict
