@@ -25,7 +25,7 @@ LANES = {
     "tests/integration/test_slurm": "slurm",
     "tests/slurm_lab/test_lab": "scripts",
     "tests/benchmarks/test_fidelity": "ranks",
-    "tests/benchmarks/test_witnesses": "ranks",
+    "tests/benchmarks/test_witnesses": "defects",
     "tests/integration/test_ssh": "scripts",
     "tests/integration/test_installed_wheel": "scripts",
     "tests/integration/test_cpu_run": "scripts",
@@ -35,6 +35,9 @@ LANES = {
     "tests/suites/": "worker",
     "tests/worker/": "worker",
 }
+
+# Which goes first: the longest of the labs, so that none begins when others end.
+LONGEST_FIRST = ("slurm", "scripts", "ranks", "defects", "played", "worker")
 
 # Folders that stay together: each worker with a part of one would import what all of its forks have, for seconds.
 TOGETHER = ("tests/plugin/",)
@@ -84,7 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(group: str) -> int:
-    return 0 if group in LANES.values() else 1 if group in TOGETHER else 2
+    order = (*LONGEST_FIRST, *TOGETHER)
+    return order.index(group) if group in order else len(order)
 
 
 @pytest.hookimpl(tryfirst=True)

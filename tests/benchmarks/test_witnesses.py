@@ -20,6 +20,23 @@ ROOT, REFUSAL = BENCHMARKS.parent, "thresholds.yaml:3: no"
 
 
 @pytest.mark.lab
+def test_each_defect_fails_the_test_that_watches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = address("", "bare")
+    monkeypatch.setenv(BARE, bare)
+    monkeypatch.setattr(TABLE, "PYTEST", command_at(bare, "pytest"))
+    for folder in ("pytest_ddpscale", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for file in ("pyproject.toml", "thresholds.yaml"):
+        shutil.copy2(ROOT / file, tmp_path)
+    tests = {defect.id: f"tests/{defect.seen_by}" for defect in TABLE.DEFECTS if "::" in defect.seen_by}
+    assert len(tests) >= 20
+    assert TABLE.first_failure(tmp_path, sorted(set(tests.values()))) == "", "without a defect"
+    defects = [defect for defect in TABLE.DEFECTS if defect.id in tests]
+    failed = {defect.id: TABLE.caught_by(tmp_path, defect, [tests[defect.id]]) for defect in defects}
+    assert not {id_: by for id_, by in failed.items() if not f"{by}[".startswith(f"{tests[id_]}[")}
+
+
+@pytest.mark.lab
 def test_mutants_of_a_run_are_refused_or_judged_no_better_and_a_better_one_is_told(tmp_path: Path) -> None:
     run = MUTATE_RUNS.simulated(tmp_path / "run", MUTATE_RUNS.SIMULATED_FAULTS[0])
     families = [mutant.family for mutant in MUTATE_RUNS.mutants(run)]
@@ -60,23 +77,6 @@ def test_what_comes_out_of_a_hostile_input_is_told_apart(
 ) -> None:
     script, reporting = benchmark("hostile_inputs"), benchmark("reporting")
     assert script.judged(script.Case("file", "a case", sound=sound), reporting.Ended(code, cpu_s, 0.0, said)) == outcome
-
-
-@pytest.mark.lab
-def test_each_defect_fails_the_test_that_watches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = address("", "bare")
-    monkeypatch.setenv(BARE, bare)
-    monkeypatch.setattr(TABLE, "PYTEST", command_at(bare, "pytest"))
-    for folder in ("pytest_ddpscale", "tests"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    for file in ("pyproject.toml", "thresholds.yaml"):
-        shutil.copy2(ROOT / file, tmp_path)
-    tests = {defect.id: f"tests/{defect.seen_by}" for defect in TABLE.DEFECTS if "::" in defect.seen_by}
-    assert len(tests) >= 20
-    assert TABLE.first_failure(tmp_path, sorted(set(tests.values()))) == "", "without a defect"
-    defects = [defect for defect in TABLE.DEFECTS if defect.id in tests]
-    failed = {defect.id: TABLE.caught_by(tmp_path, defect, [tests[defect.id]]) for defect in defects}
-    assert not {id_: by for id_, by in failed.items() if not f"{by}[".startswith(f"{tests[id_]}[")}
 
 
 def test_each_rule_has_one_defect() -> None:
