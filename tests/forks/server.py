@@ -22,12 +22,15 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+
+import pytest
 
 from tests.slurm_lab.cgroup import cpu_controller
 
@@ -37,8 +40,8 @@ PRELOADED = (
     "multiprocessing.forkserver", "tests.builders.trained",
     "tests.builders.sessions",  # reads thresholds, before which their models are incomplete
 )  # fmt: skip
-# And all of the package but for what pytest imports itself, for the sake of its assertions; the light server does
-# without what imports torch, the bare one without all of this checkout, so that its programs import another one.
+# And all of the package, and pytest's plugins; the light server does without what imports torch, the bare one without
+# all of this checkout, so that its programs import another one.
 PACKAGE = Path(__file__).parents[2] / "pytest_ddpscale"
 _OURS = ("tests", "pytest_ddpscale")
 _LEFT_OUT = {
@@ -72,10 +75,12 @@ def main() -> None:
     _, address, *kind = sys.argv
     left_out = _LEFT_OUT[kind[0]] if kind else ()
     files = [path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")]
-    ours = [".".join(path.parts) for path in files if not set(path.parts) & {"plugin", "__main__", "__init__"}]
+    ours = [".".join(path.parts) for path in files if not set(path.parts) & {"__main__", "__init__"}]
     for name in (*PRELOADED, *ours):
         if not name.startswith(left_out):
             importlib.import_module(name)
+    with redirect_stdout(StringIO()):
+        pytest.main(["--help"])  # imports plugins, with assertions rewritten
     for name in [name for name in sys.modules if left_out == _OURS and name.startswith(_OURS)]:
         del sys.modules[name]
     inspect.getmodule(main.__code__, "no file")  # where all modules come from, which a traceback asks for
