@@ -14,6 +14,18 @@ from types import FrameType
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
+def run(connection: socket.socket, address: str, program: list[str], streams: list[int]) -> int:
+    """Have the server run the program with these standard streams; its exit code, negative if a signal ended it."""
+    connection.connect(address)
+    order = json.dumps({"program": program, "environ": dict(os.environ), "directory": os.getcwd()})  # noqa: PTH109
+    socket.send_fds(connection, [len(order).to_bytes(4, "big")], streams)
+    connection.sendall(order.encode("ascii"))
+    said = connection.recv(4)
+    if not said:
+        sys.exit("the fork server is gone")
+    return int.from_bytes(said, "big", signed=True)
+
+
 def main() -> None:
     """As the module says."""
     _, address, *program = sys.argv
@@ -24,14 +36,7 @@ def main() -> None:
 
     for number in PASSED_ON:
         signal.signal(number, pass_on)
-    connection.connect(address)
-    order = json.dumps({"program": program, "environ": dict(os.environ), "directory": os.getcwd()})  # noqa: PTH109
-    socket.send_fds(connection, [len(order).to_bytes(4, "big")], [0, 1, 2])
-    connection.sendall(order.encode("ascii"))
-    said = connection.recv(4)
-    if not said:
-        sys.exit("the fork server is gone")
-    code = int.from_bytes(said, "big", signed=True)
+    code = run(connection, address, program, [0, 1, 2])
     if code < 0:
         if -code != signal.SIGKILL:  # which cannot be handled anyway
             signal.signal(-code, signal.SIG_DFL)

@@ -1,19 +1,20 @@
 """pytest in processes of their own, which need not import everything anew: forks of `tests.forks`.
 
-The plugin, which pytest loads first, pytest's other plugins and the site's own tests are imported in each of them, as
-in a new interpreter. What a test wants to know about imports is no business of forks.
+Only the site's own tests are imported in each. What a test wants to know about imports is no business of forks.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
-import subprocess
-import tempfile
+import socket
 from pathlib import Path
+from tempfile import TemporaryFile, mkdtemp
 
 import pytest
 
-from tests.forks.start import address, command_at
+from tests.forks.client import run
+from tests.forks.start import address
 
 TIMEOUT_S = 120
 # No site has hypothesis, which imports all of itself at the end of a session.
@@ -22,10 +23,12 @@ QUICK = ("-p", "no:hypothesispytest", "-p", "tests.plugin.quick")
 
 def run_pytest(folder: Path, *arguments: str) -> pytest.RunResult:
     """``python -m pytest ARGUMENTS`` in the current directory; a folder for its temporary files."""
-    given = (f"--basetemp={tempfile.mkdtemp(prefix='runpytest-', dir=folder)}", *QUICK, *arguments)
-    process = command_at(address("", "light"), "pytest", *given)
-    done = subprocess.run(
-        process, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    print(f"pytest {shlex.join(arguments)}: exit code {done.returncode}", done.stdout, done.stderr, sep="\n")
-    return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
+    given = [f"--basetemp={mkdtemp(prefix='runpytest-', dir=folder)}", *QUICK, *arguments]
+    with TemporaryFile() as out, TemporaryFile() as err, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(TIMEOUT_S)
+        with Path(os.devnull).open() as nothing:
+            streams = [one.fileno() for one in (nothing, out, err)]
+            code = run(connection, address("", "light"), ["pytest", *given], streams)
+        said, broke = (os.pread(one.fileno(), one.seek(0, os.SEEK_END), 0).decode() for one in (out, err))
+    print(f"pytest {shlex.join(arguments)}: exit code {code}", said, broke, sep="\n")
+    return pytest.RunResult(code, said.splitlines(), broke.splitlines(), 0.0)
