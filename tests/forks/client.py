@@ -17,9 +17,8 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 def run(connection: socket.socket, address: str, program: list[str], streams: list[int]) -> int:
     """Have the server run the program with these standard streams; its exit code, negative if a signal ended it."""
     connection.connect(address)
-    order = json.dumps({"program": program, "environ": dict(os.environ), "directory": os.getcwd()})  # noqa: PTH109
-    socket.send_fds(connection, [len(order).to_bytes(4, "big")], streams)
-    connection.sendall(order.encode("ascii"))
+    order = json.dumps([program, dict(os.environ), os.getcwd()])  # noqa: PTH109
+    socket.send_fds(connection, [order.encode("ascii")], streams)
     said = connection.recv(4)
     if not said:
         sys.exit("the fork server is gone")
@@ -29,7 +28,7 @@ def run(connection: socket.socket, address: str, program: list[str], streams: li
 def main() -> None:
     """As the module says."""
     _, address, *program = sys.argv
-    connection = socket.socket(socket.AF_UNIX)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         connection.send(bytes([number]))

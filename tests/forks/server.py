@@ -23,12 +23,11 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -54,21 +53,6 @@ _LIBRARIES = "LD_LIBRARY_PATH"
 _LIBRARY_PATHS = os.environ.get(_LIBRARIES, "").split(os.pathsep)
 
 
-@dataclass(frozen=True)
-class Order:
-    """A program to run.
-
-    Attributes:
-        program: its module and arguments.
-        environ: all of its environment.
-        directory: where.
-    """
-
-    program: list[str]
-    environ: dict[str, str]
-    directory: str
-
-
 def main() -> None:
     """Serve for ever."""
     gc.disable()
@@ -87,7 +71,7 @@ def main() -> None:
     gc.freeze()  # or the first look for garbage in each fork would copy all pages
     gc.enable()
     signal.signal(signal.SIGCHLD, _reap)
-    server = socket.socket(socket.AF_UNIX)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.bind(address)
     server.listen(64)
     print("ready", flush=True)
@@ -142,20 +126,16 @@ def be_new(program: list[str], environ: dict[str, str]) -> None:
 def run_module(program: list[str], environ: dict[str, str]) -> NoReturn:
     """``python -m MODULE ARGUMENTS`` in this process."""
     be_new(program, environ)
-    module = program[0]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     sys.exit(0)
 
 
 def _guard(connection: socket.socket, server: socket.socket) -> None:
     server.close()
-    head, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    said, streams, _, _ = socket.recv_fds(connection, 2**18, 3)
     if len(streams) < 3:
         return
-    left, said = int.from_bytes(head, "big"), b""
-    while len(said) < left:
-        said += connection.recv(left - len(said))
-    order = Order(**json.loads(said))
+    order = json.loads(said)
     _go_where(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
     pid = fork(lambda: _program(order, connection, streams))
     for descriptor in streams:
@@ -186,15 +166,16 @@ def _go_where(pid: int) -> None:
         assert ctypes.CDLL(None).setns(os.pidfd_open(pid), _NAMESPACES) == 0
 
 
-def _program(order: Order, connection: socket.socket, streams: list[int]) -> None:
+def _program(order: list[Any], connection: socket.socket, streams: list[int]) -> None:
+    program, environ, directory = order
     connection.close()
     os.setsid()
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.chdir(order.directory)
-    sys.path.insert(0, order.directory)
-    run_module(order.program, order.environ)
+    os.chdir(directory)
+    sys.path.insert(0, directory)
+    run_module(program, environ)
 
 
 def _load_libraries(paths: str) -> None:

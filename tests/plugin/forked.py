@@ -24,11 +24,14 @@ QUICK = ("-p", "no:hypothesispytest", "-p", "tests.plugin.quick")
 def run_pytest(folder: Path, *arguments: str) -> pytest.RunResult:
     """``python -m pytest ARGUMENTS`` in the current directory; a folder for its temporary files."""
     given = [f"--basetemp={mkdtemp(prefix='runpytest-', dir=folder)}", *QUICK, *arguments]
-    with TemporaryFile() as out, TemporaryFile() as err, socket.socket(socket.AF_UNIX) as connection:
+    with (
+        TemporaryFile() as out,
+        TemporaryFile() as err,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
+    ):
         connection.settimeout(TIMEOUT_S)
-        with Path(os.devnull).open() as nothing:
-            streams = [one.fileno() for one in (nothing, out, err)]
-            code = run(connection, address("", "light"), ["pytest", *given], streams)
+        streams = [0, out.fileno(), err.fileno()]  # 0 is nothing while pytest captures
+        code = run(connection, address("", "light"), ["pytest", *given], streams)
         said, broke = (os.pread(one.fileno(), one.seek(0, os.SEEK_END), 0).decode() for one in (out, err))
     print(f"pytest {shlex.join(arguments)}: exit code {code}", said, broke, sep="\n")
     return pytest.RunResult(code, said.splitlines(), broke.splitlines(), 0.0)

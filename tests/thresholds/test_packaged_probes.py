@@ -41,7 +41,6 @@ WITH_NVSWITCH = ("a100-sxm4-80gb", "a100-sxm4-40gb", "h100", "h200", "b200")
 ALWAYS_WARN = {"pcie_under_load", "topology"}
 MINUTES_5 = 300.0
 BOUNDED = ("all-reduce", "all-gather", "reduce-scatter")  # collectives that DDP and FSDP use, with published values
-MOST_PROBES = 12
 PUBLISHERS = (
     r"^(Azure/azurehpc-health-checks|Azure/AI-benchmarking-guide|stas00/ml-engineering|zzc0721/\S+"
     r"|li-plus/playground|voipmonitor/rtx6kpro|NVIDIA/nccl#|NVIDIA/nccl-tests issues)\b"
