@@ -81,8 +81,13 @@ def program(name: str, arguments: Sequence[str], before: Callable[[], Any] = int
 
 
 def draw_nothing() -> None:
-    """Leave figures out of this process: they take half of a session, and no fact is of them."""
-    vars(importlib.import_module("pytest_ddpscale.report.figures"))["figures"] = lambda *of_run: []
+    """Have figures prepared and not drawn, which takes half of a session."""
+    charts = importlib.import_module("pytest_ddpscale.report.charts")
+
+    def not_drawn(about: Any, *given: Any) -> Any:
+        return charts.Picture(about.key, about.title, about.caption, about.title, b"", bytes, given[-1], False)
+
+    vars(charts)["_drawn"] = not_drawn
 
 
 def unpack(name: str, target: Path) -> None:

@@ -26,8 +26,8 @@ MASKS = (
     (r"^=+ (.*?) =+$", r"= \1 ="),
 )
 COUNTS = (
-    r"\d+(?= of\s+\d+\s+requirements\s+not\s+selected|\s+requirements\b| passed\b| not\s+selected| bounds| stay as"
-    r"| more: exact| of\s+\d+\))|(?<= of )\d+(?=\))"
+    r"\d+(?= of\s+\d+\s+requirements\s+not\s+selected|\s+requirements\b(?! were)| passed\b| not\s+selected| bounds"
+    r"| stay as| more: exact)"
 )
 
 

@@ -170,6 +170,9 @@ def test_bounds_that_leave_a_speed_unseen_reject_but_do_not_accept() -> None:
     few = calibrated(runs)
     provenance = provenance_of(few, runs)
     said = [*calibration_lines(few, provenance), "", overlay_of(few, provenance, thresholds()).text(Path())]
+    changed, left = len(few.calibrated), len(few.left)
+    assert f"{changed} of {changed + left} bounds" in said[0]
+    assert f"; {left} stay as they are." in said[0]
     assert_approved("calibrate-unseen.txt", without_counts("\n".join(said).replace(__version__, "VERSION")))
 
 

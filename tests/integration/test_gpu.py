@@ -102,7 +102,9 @@ def test_blocks_come_with_utilization_energy_and_peak_memory(
     least_bytes = 3 * 4 * RESNET18_PARAMETERS
     blocks = gpu_run.blocks(precision, arm)
     assert blocks
+    said = {(one.study, one.arm, one.round): (one.energy_j, one.utilization) for one in training(gpu_run)}
     for block in blocks:
+        assert said[block.study, block.arm, block.round] == (block.energy_j, block.utilization)
         utilization, energy_j, peak_memory_bytes = read(block, "utilization", "energy_j", "peak_memory_bytes")
         assert 0.5 < utilization <= 1.0
         assert energy_j > 0

@@ -22,7 +22,10 @@ QUICK = ("-p", "no:hypothesispytest", "-p", "tests.plugin.quick")
 
 
 def run_pytest(folder: Path, *arguments: str) -> pytest.RunResult:
-    """``python -m pytest ARGUMENTS`` in the current directory; a folder for its temporary files."""
+    """``python -m pytest ARGUMENTS`` in the current directory; a folder for its temporary files.
+
+    What it leaves running is not waited for, and not seen.
+    """
     given = [f"--basetemp={mkdtemp(prefix='runpytest-', dir=folder)}", *QUICK, *arguments]
     with (
         TemporaryFile() as out,
