@@ -184,14 +184,11 @@ def main() -> int:
     does.add_argument("--rules", action="store_true", help="plant those that break a rule, for what sees them alone")
     given = parser.parse_args()
     defects = [defect for defect in DEFECTS if not given.plant or defect.id in given.plant]
+    defects = [defect for defect in defects if defect.rule or not given.rules]
     with contextlib.nullcontext(ROOT) if given.check else scratch_tree() as tree:
         wrong = [text for defect in defects for text in without_place(tree, defect)]
         if given.rules and not wrong:
-            wrong = [
-                f"{defect.id}: not seen by {defect.seen_by}"
-                for defect in defects
-                if defect.rule and not is_seen(tree, defect)
-            ]
+            wrong = [f"{defect.id}: not seen by {defect.seen_by}" for defect in defects if not is_seen(tree, defect)]
         if wrong or given.plant is None:
             print(*wrong or [f"{len(defects)} defects {'are seen' if given.rules else 'apply'}"], sep="\n")
             return int(bool(wrong))
