@@ -183,8 +183,8 @@ def main() -> int:
     does.add_argument("--plant", nargs="*", metavar="ID", help="plant these, or all")
     does.add_argument("--rules", action="store_true", help="plant those that break a rule, for what sees them alone")
     given = parser.parse_args()
-    defects = [defect for defect in DEFECTS if not given.plant or defect.id in given.plant]
-    defects = [defect for defect in defects if defect.rule or not given.rules]
+    wanted = [defect for defect in DEFECTS if defect.rule] if given.rules else DEFECTS
+    defects = [defect for defect in wanted if not given.plant or defect.id in given.plant]
     with contextlib.nullcontext(ROOT) if given.check else scratch_tree() as tree:
         wrong = [text for defect in defects for text in without_place(tree, defect)]
         if given.rules and not wrong:
